@@ -1,0 +1,404 @@
+"""The engine interface: token ids in, batches of token ids out, and what an engine says it can do.
+
+Everything that serves tokens (the local core, vLLM in-process, a remote server, a null engine) implements
+`Engine`. The service checks a request against `EngineInfo.capabilities` before it starts, so an engine may assume
+that it is only asked for what it declared. Arrays are numpy, little-endian, on the CPU.
+"""
+
+from __future__ import annotations
+
+import enum
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from tokenwire.errors import UnsupportedFeatureError
+from tokenwire.wire.media import MultiModalFeatures
+from tokenwire.wire.sampling import SamplingParams
+
+FinishReason = Literal["stop", "length", "abort", "error", "repetition"]
+
+
+# --- what goes in -----------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, frozen=True)
+class EngineRequest:
+    """One request, complete and already checked. An engine never changes it."""
+
+    request_id: str
+    """Unique among live requests of this process; the service makes it so, whatever id the client sent."""
+    prompt_token_ids: list[int]
+    """The exact ids to condition on; never re-tokenised, never expanded."""
+    sampling: SamplingParams
+    """Normalised; `max_tokens` is an int that fits the context. `n` sequences share the prompt."""
+    stream: bool
+    """False: the caller wants one output per sequence, at its end; the engine may hold tokens back until then."""
+    priority: int = 0
+    """Lower runs earlier, as vLLM has it; only with priority scheduling."""
+    cache_salt: str | None = None
+    adapter: str | None = None
+    features: MultiModalFeatures | None = None
+    content_parts: Sequence[Mapping[str, Any]] | None = None
+    """Unprocessed media; None unless the engine declares `content_parts`."""
+    reasoning_ended: bool | None = None
+    reasoning_parser_kwargs: Mapping[str, Any] | None = None
+    kv_transfer_params: Mapping[str, Any] | None = None
+    ec_transfer_params: Mapping[str, Any] | None = None
+    data_parallel_rank: int | None = None
+    session_id: str | None = None
+    trace_headers: Mapping[str, str] | None = None
+    arrival_time: float = 0.0
+    """time.time() at which the server read the request."""
+
+
+# --- what comes out ---------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Logprobs:
+    """Scores of T positions with up to K candidates each.
+
+    Column 0 is the sampled token (for prompt scores: the prompt token); columns 1.. are the top candidates, best
+    first, or the ids asked for by `logprob_token_ids`. The sampled token may stand in a later column again. A padded
+    cell has id -1.
+    """
+
+    token_ids: NDArray[np.int32]  # [T, K]
+    logprobs: NDArray[np.float32]  # [T, K], natural log; -inf and NaN as the model gave them
+    ranks: NDArray[np.int32]  # [T], 1 = best of the whole vocabulary; 0 = unknown (NaN)
+    candidate_ranks: NDArray[np.int32] | None = None
+    """[T, K] when the rank of column j is not simply j (`logprob_token_ids`)."""
+
+    def __len__(self) -> int:
+        return len(self.ranks)
+
+    @staticmethod
+    def concat(parts: Sequence[Logprobs]) -> Logprobs:
+        """Parts in order, one after another; narrower parts are padded with id -1."""
+        if len(parts) == 1:
+            return parts[0]
+        width = max(part.token_ids.shape[1] for part in parts)
+        has_ranks = any(part.candidate_ranks is not None for part in parts)
+        return Logprobs(
+            np.concatenate([_pad(p.token_ids, width, -1) for p in parts]),
+            np.concatenate([_pad(p.logprobs, width, -np.inf) for p in parts]),
+            np.concatenate([p.ranks for p in parts]),
+            np.concatenate([_pad(_candidate_ranks(p), width, 0) for p in parts]) if has_ranks else None,
+        )
+
+    def slice(self, start: int, stop: int) -> Logprobs:
+        """Positions start..stop (half open), as views."""
+        ranks = self.candidate_ranks
+        return Logprobs(
+            self.token_ids[start:stop],
+            self.logprobs[start:stop],
+            self.ranks[start:stop],
+            None if ranks is None else ranks[start:stop],
+        )
+
+
+def _candidate_ranks(part: Logprobs) -> NDArray[np.int32]:
+    if part.candidate_ranks is not None:
+        return part.candidate_ranks
+    ranks = np.tile(np.arange(part.token_ids.shape[1], dtype=np.int32), (len(part), 1))
+    ranks[:, 0] = part.ranks
+    return ranks
+
+
+def _pad(array: NDArray[Any], width: int, fill: float) -> NDArray[Any]:
+    missing = width - array.shape[1]
+    return array if missing == 0 else np.pad(array, ((0, 0), (0, missing)), constant_values=fill)
+
+
+@dataclass(slots=True, frozen=True)
+class WeightSpan:
+    """Output tokens start..end (half open) were sampled with this weight version."""
+
+    version: str
+    start: int
+    end: int
+
+
+@dataclass(slots=True)
+class SpecDecodeStats:
+    """Speculative decoding of one sequence. Lists are per verification step."""
+
+    num_spec_tokens: int
+    drafted: list[int] = field(default_factory=list)
+    accepted: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class PromptOutput:
+    """What is known once the prompt has run. Sent once per request, with the first output."""
+
+    num_cached_tokens: int | None = None
+    logprobs: Logprobs | None = None
+    """`prompt_logprobs`: P-1 rows for prompt positions 1..P-1 (position 0 has no score)."""
+    token_id_logprobs: NDArray[np.float32] | None = None
+    """`prompt_logprob_token_ids`: [P-1-start, num_ids], NaN where the id was padding."""
+    num_encoder_tokens: int = 0
+
+
+@dataclass(slots=True)
+class EngineOutput:
+    """News of one sequence: the tokens since the last output, never repeated."""
+
+    index: int
+    token_ids: list[int]
+    logprobs: Logprobs | None = None
+    sampling_mask: list[NDArray[np.int32]] | None = None
+    """Per new token the ids that survived top-k, top-p and min-p."""
+    routed_experts: NDArray[Any] | None = None
+    """[tokens, layers, experts per token]; on the last output, for the whole sequence."""
+    weight_versions: list[WeightSpan] | None = None
+    """On the last output: spans over all output tokens; None where the engine has no labels."""
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    """The stop token id; None for EOS, length and abort."""
+    error: str | None = None
+    """With finish_reason "error": what went wrong, for the log; `retryable` says whether trying again may help."""
+    retryable: bool = False
+    prompt: PromptOutput | None = None
+    spec_decode: SpecDecodeStats | None = None
+    kv_transfer_params: dict[str, Any] | None = None
+    ec_transfer_params: dict[str, Any] | None = None
+
+    def absorb(self, later: EngineOutput) -> None:
+        """Append a later output of the same sequence; used when a reader is slower than the engine."""
+        if self.logprobs is not None and later.logprobs is not None:
+            self.logprobs = Logprobs.concat([self.logprobs, later.logprobs])
+        elif later.logprobs is not None:
+            self.logprobs = later.logprobs
+        self.token_ids = self.token_ids + later.token_ids
+        if later.sampling_mask is not None:
+            self.sampling_mask = (self.sampling_mask or []) + later.sampling_mask
+        self.prompt = self.prompt or later.prompt
+        for name in _LAST_WINS:
+            value = getattr(later, name)
+            if value is not None:
+                setattr(self, name, value)
+        self.retryable = self.retryable or later.retryable
+
+
+_LAST_WINS = (
+    "routed_experts",
+    "weight_versions",
+    "finish_reason",
+    "stop_reason",
+    "error",
+    "spec_decode",
+    "kv_transfer_params",
+    "ec_transfer_params",
+)
+
+
+class OutputStream(Protocol):
+    """The outputs of one request. Iterating gives, per wake-up, all news since the last one, in order.
+
+    Ends after every sequence has a finish reason. Raises `EngineDeadError` or `EngineUnavailableError` when the engine
+    dies under it. `aclose` before the end aborts the request in the engine and returns at once; after the end
+    it does nothing.
+    """
+
+    def __aiter__(self) -> AsyncIterator[list[EngineOutput]]: ...
+    async def __anext__(self) -> list[EngineOutput]: ...
+    async def aclose(self) -> None: ...
+
+
+# --- what an engine can do --------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class Capabilities:
+    """What an engine declares. The service refuses anything else before generation, naming field and engine."""
+
+    logprob_token_ids: bool = False
+    prompt_logprobs: bool = False
+    prompt_logprob_token_ids: bool = False
+    structured_outputs: frozenset[str] = frozenset()
+    """Kinds among json, regex, choice, grammar, json_object, structural_tag."""
+    bad_words: bool = False
+    repetition_detection: bool = False
+    trace_decode: bool = False
+    thinking_token_budget: bool = False
+    watermarking: bool = False
+    routed_experts: bool = False
+    sampling_mask: bool = False
+    priority: bool = False
+    cache_salt: bool = False
+    cache_probe: bool = False
+    """`cached_prefix_len` answers (needed for `Prefer: if-available`)."""
+    adapters: bool = False
+    modalities: frozenset[str] = frozenset()
+    """Media kinds accepted through `features`: image, audio, video."""
+    content_parts: bool = False
+    kv_transfer: bool = False
+    ec_transfer: bool = False
+    data_parallel_size: int = 1
+    extra_args: bool = False
+    """Passes unknown `sampling_params.extra_args` on to something that reads them."""
+    controls: frozenset[str] = frozenset()
+    """Tags of the `Control` messages that work."""
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class EngineInfo:
+    """Facts that do not change while the engine runs. Lengths in tokens."""
+
+    name: str
+    """local, vllm, remote, null: used in messages and metrics."""
+    model: str
+    """Path or hub name of the weights."""
+    max_model_len: int
+    vocab_size: int
+    """Ids 0..vocab_size-1 are valid."""
+    eos_token_ids: tuple[int, ...]
+    """The EOS set; the first is the primary one, which ends a sequence with stop_reason None."""
+    max_num_seqs: int
+    max_logprobs: int
+    default_sampling_params: Mapping[str, Any]
+    """The generation config's non-default values, under sampling_params names."""
+    capabilities: Capabilities
+    is_encoder_decoder: bool = False
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """Shown by /server_info: dtype, device, block size, version and the like."""
+
+
+class EngineStatus(enum.Enum):
+    STARTING = "starting"
+    READY = "ready"
+    PAUSED = "paused"
+    RESTARTING = "restarting"
+    DEAD = "dead"
+
+
+@dataclass(slots=True, frozen=True)
+class EngineStats:
+    """A snapshot for metrics. Counters only grow; gauges are of now."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    kv_cache_usage: float = 0.0
+    """Fraction of blocks in use, 0..1."""
+    num_preemptions: int = 0
+    prefix_cache_queries: int = 0
+    """Prompt tokens looked up."""
+    prefix_cache_hits: int = 0
+    """Prompt tokens found."""
+    num_steps: int = 0
+    num_waiting_tokens: int = 0
+
+
+# --- control ----------------------------------------------------------------------------------------------------
+
+
+class Control(msgspec.Struct, frozen=True, kw_only=True, tag_field="control"):
+    """Base of control messages. An engine lists the tags it obeys in `Capabilities.controls`."""
+
+
+class Pause(Control, frozen=True, kw_only=True, tag="pause"):
+    """Stop stepping. abort: end running requests; wait: let them finish; keep: freeze them."""
+
+    mode: Literal["abort", "wait", "keep"] = "abort"
+    clear_cache: bool = True
+
+
+class Resume(Control, frozen=True, kw_only=True, tag="resume"):
+    """Go on after a pause."""
+
+
+class ResetPrefixCache(Control, frozen=True, kw_only=True, tag="reset_prefix_cache"):
+    reset_running_requests: bool = False
+    reset_external: bool = False
+
+
+class Sleep(Control, frozen=True, kw_only=True, tag="sleep"):
+    level: int = 1
+    mode: Literal["abort", "wait", "keep"] = "abort"
+
+
+class WakeUp(Control, frozen=True, kw_only=True, tag="wake_up"):
+    tags: list[str] | None = None
+
+
+class LoadAdapter(Control, frozen=True, kw_only=True, tag="load_adapter"):
+    name: str
+    path: str
+    load_inplace: bool = False
+
+
+class UnloadAdapter(Control, frozen=True, kw_only=True, tag="unload_adapter"):
+    name: str
+
+
+class WeightTransfer(Control, frozen=True, kw_only=True, tag="weight_transfer"):
+    """One step of the weight-update protocol; `action` is the route's name, `info` its body."""
+
+    action: str
+    info: dict[str, Any] = {}
+
+
+class CollectiveRpc(Control, frozen=True, kw_only=True, tag="collective_rpc"):
+    method: str
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    timeout_s: float | None = None
+
+
+class Engine(ABC):
+    """Serves token ids. All methods are called on one event loop and never block it."""
+
+    @property
+    @abstractmethod
+    def info(self) -> EngineInfo:
+        """Facts about the model and its limits; valid once `start` has returned."""
+
+    @property
+    @abstractmethod
+    def status(self) -> EngineStatus:
+        """As of now, without asking anybody."""
+
+    @abstractmethod
+    async def start(self) -> None:
+        """Bring the engine up; returns when it can serve. Raises a `ServiceError` when it cannot."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """End all work and release everything. Open streams end with `EngineUnavailableError`. Idempotent."""
+
+    @abstractmethod
+    def generate(self, request: EngineRequest) -> OutputStream:
+        """Start a request. Its outputs have exactly `sampling.n` sequences, each with one finish reason."""
+
+    @abstractmethod
+    async def abort(self, request_ids: Iterable[str]) -> list[str]:
+        """End these requests; their streams finish with reason "abort" and what they had. Returns those that ran."""
+
+    @abstractmethod
+    async def stats(self) -> EngineStats:
+        """The newest snapshot; cheap."""
+
+    async def cached_prefix_len(self, request: EngineRequest) -> int:
+        """How many prompt tokens the prefix cache holds; only with `capabilities.cache_probe`."""
+        raise UnsupportedFeatureError(
+            "Prefer",
+            value="if-available",
+            where=f"the {self.info.name} engine",
+            way_out="Leave the header out.",
+        )
+
+    async def control(self, message: Control) -> dict[str, Any]:
+        """Carry out a control message; returns facts for the reply. Only those in `capabilities.controls`."""
+        raise UnsupportedFeatureError(
+            "control",
+            value=type(message).__name__,
+            where=f"the {self.info.name} engine",
+            way_out=f"It knows: {', '.join(sorted(self.info.capabilities.controls)) or 'none'}.",
+        )

@@ -1,0 +1,89 @@
+"""The queue between an engine's step loop and one request's reader.
+
+The engine puts outputs without waiting. A reader that keeps up sees one output per step; once `max_pending` wait for
+it, newer ones are merged into the last of the same sequence, so a slow client costs its own tokens' memory
+and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from tokenwire.engine.base import EngineOutput
+from tokenwire.errors import TokenwireError
+
+MAX_PENDING = 32
+
+
+class RequestQueue:
+    """An `OutputStream` that an engine fills with `put` and `fail`, on the event loop's thread."""
+
+    __slots__ = ("_abort", "_error", "_max_pending", "_open", "_pending", "_waiter")
+
+    def __init__(self, n: int, abort: Callable[[], None], *, max_pending: int = MAX_PENDING) -> None:
+        """`n` sequences; `abort` is called once if the reader leaves before the end."""
+        self._open = n
+        self._abort: Callable[[], None] | None = abort
+        self._max_pending = max_pending
+        self._pending: list[EngineOutput] = []
+        self._error: TokenwireError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def done(self) -> bool:
+        """Every sequence has finished, or the stream failed, or the reader left."""
+        return self._open == 0 or self._error is not None or self._abort is None
+
+    def put(self, output: EngineOutput) -> None:
+        """Add news of one sequence. After the end of that stream it is dropped."""
+        if self._abort is None:
+            return
+        if output.finish_reason is not None:
+            self._open -= 1
+        pending = self._pending
+        if len(pending) < self._max_pending or not self._merge(output):
+            pending.append(output)
+        if self._waiter is not None:
+            self._wake()
+
+    def fail(self, error: TokenwireError) -> None:
+        """End the stream with an error, after what is pending."""
+        if not self.done:
+            self._error = error
+            self._wake()
+
+    def _merge(self, output: EngineOutput) -> bool:
+        for earlier in reversed(self._pending):
+            if earlier.index == output.index:
+                earlier.absorb(output)
+                return True
+        return False
+
+    def _wake(self) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def __aiter__(self) -> RequestQueue:
+        return self
+
+    async def __anext__(self) -> list[EngineOutput]:
+        while not self._pending:
+            if self._error is not None:
+                self._abort = None
+                raise self._error
+            if self._open == 0 or self._abort is None:
+                self._abort = None
+                raise StopAsyncIteration
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        taken, self._pending = self._pending, []
+        return taken
+
+    async def aclose(self) -> None:
+        abort, self._abort = self._abort, None
+        self._pending = []
+        if abort is not None and self._open > 0 and self._error is None:
+            abort()
+        self._wake()
