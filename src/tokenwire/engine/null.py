@@ -1,0 +1,233 @@
+"""An engine without a model: it makes known tokens at once, so that what is measured is everything around it.
+
+Token i of a sequence is `1000 + i % 40000` (within the vocabulary) with logprob -0.5; candidate j is j ids further
+and j below that. One task steps up to `max_num_seqs` streams a batch and lets the event loop breathe every
+`STEPS_PER_YIELD` steps, or sleeps `step_s` between steps when a test wants time to pass.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tokenwire.engine.base import (
+    Capabilities,
+    Control,
+    Engine,
+    EngineInfo,
+    EngineOutput,
+    EngineRequest,
+    EngineStats,
+    EngineStatus,
+    Logprobs,
+    OutputStream,
+    Pause,
+    PromptOutput,
+    ResetPrefixCache,
+    Resume,
+)
+from tokenwire.engine.queue import RequestQueue
+from tokenwire.errors import EngineUnavailableError
+
+FIRST_ID = 1000
+PERIOD = 40000
+STEPS_PER_YIELD = 8
+ROWS_PER_BLOCK = 64
+
+CAPABILITIES = Capabilities(
+    logprob_token_ids=False,
+    cache_salt=True,
+    priority=True,
+    kv_transfer=True,
+    ec_transfer=True,
+    extra_args=True,
+    controls=frozenset({"pause", "resume", "reset_prefix_cache"}),
+)
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class NullEngineOptions:
+    """Limits that the engine declares; `step_s` is the pause after each step, in seconds."""
+
+    vocab_size: int = 65536
+    max_model_len: int = 1 << 20
+    max_num_seqs: int = 256
+    max_logprobs: int = 20
+    step_s: float = 0.0
+    model: str = "null"
+
+
+@dataclass(slots=True)
+class _Running:
+    request: EngineRequest
+    queue: RequestQueue
+    num_done: int = 0
+    rows: Logprobs | None = None
+    rows_start: int = 0
+    prompt: PromptOutput | None = field(default_factory=lambda: PromptOutput(num_cached_tokens=0))
+
+    @property
+    def remaining(self) -> int:
+        max_tokens = self.request.sampling.max_tokens
+        assert isinstance(max_tokens, int)
+        return max_tokens - self.num_done
+
+
+class NullEngine(Engine):
+    """Implements `Engine` on the caller's event loop."""
+
+    def __init__(self, options: NullEngineOptions | None = None) -> None:
+        self.options = options or NullEngineOptions()
+        self._live: dict[str, _Running] = {}
+        self._wake = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._task: asyncio.Task[None] | None = None
+        self._status = EngineStatus.STARTING
+        self._num_steps = 0
+
+    @property
+    def info(self) -> EngineInfo:
+        o = self.options
+        return EngineInfo(
+            name="null",
+            model=o.model,
+            max_model_len=o.max_model_len,
+            vocab_size=o.vocab_size,
+            eos_token_ids=(0,),
+            max_num_seqs=o.max_num_seqs,
+            max_logprobs=o.max_logprobs,
+            default_sampling_params={},
+            capabilities=CAPABILITIES,
+        )
+
+    @property
+    def status(self) -> EngineStatus:
+        return self._status
+
+    async def start(self) -> None:
+        self._task = asyncio.create_task(self._run(), name="null-engine")
+        self._status = EngineStatus.READY
+
+    async def close(self) -> None:
+        self._status = EngineStatus.DEAD
+        for running in list(self._live.values()):
+            running.queue.fail(EngineUnavailableError("The engine is shutting down."))
+        self._live.clear()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+
+    def generate(self, request: EngineRequest) -> OutputStream:
+        queue = RequestQueue(request.sampling.n, lambda: self._drop(request.request_id))
+        self._live[request.request_id] = _Running(request, queue)
+        self._idle.clear()
+        self._wake.set()
+        return queue
+
+    def _drop(self, request_id: str) -> None:
+        self._live.pop(request_id, None)
+        if not self._live:
+            self._idle.set()
+
+    async def abort(self, request_ids: Iterable[str]) -> list[str]:
+        found = [request_id for request_id in request_ids if request_id in self._live]
+        for request_id in found:
+            running = self._live[request_id]
+            self._drop(request_id)
+            for index in range(running.request.sampling.n):
+                running.queue.put(EngineOutput(index, [], finish_reason="abort", prompt=running.prompt))
+        return found
+
+    async def stats(self) -> EngineStats:
+        num_running = min(len(self._live), self.options.max_num_seqs)
+        return EngineStats(
+            num_running=num_running, num_waiting=len(self._live) - num_running, num_steps=self._num_steps
+        )
+
+    async def control(self, message: Control) -> dict[str, Any]:
+        match message:
+            case Pause(mode=mode):
+                await self._pause(mode)
+            case Resume():
+                self._status = EngineStatus.READY
+                self._wake.set()
+            case ResetPrefixCache():
+                return {"success": True}
+            case _:
+                return await super().control(message)
+        return {}
+
+    async def _pause(self, mode: str) -> None:
+        if mode == "abort":
+            await self.abort(list(self._live))
+        elif mode == "wait":
+            await self._idle.wait()
+        self._status = EngineStatus.PAUSED
+
+    # --- the step loop
+
+    async def _run(self) -> None:
+        while True:
+            if not self._live or self._status is EngineStatus.PAUSED:
+                self._wake.clear()
+                await self._wake.wait()
+                continue
+            self._step()
+            self._num_steps += 1
+            if self.options.step_s:
+                await asyncio.sleep(self.options.step_s)
+            elif self._num_steps % STEPS_PER_YIELD == 0 or not self._live:
+                await asyncio.sleep(0)
+
+    def _step(self) -> None:
+        """One token for each of the first `max_num_seqs` streams; a whole answer where nobody streams."""
+        finished = []
+        for running, _ in zip(self._live.values(), range(self.options.max_num_seqs), strict=False):
+            whole = not running.request.stream and not self.options.step_s
+            self._advance(running, running.remaining if whole else 1)
+            if running.remaining == 0:
+                finished.append(running.request.request_id)
+        for request_id in finished:
+            self._drop(request_id)
+
+    def _advance(self, running: _Running, count: int) -> None:
+        start = running.num_done
+        running.num_done += count
+        finish = "length" if running.remaining == 0 else None
+        token_ids = [self._token(i) for i in range(start, start + count)]
+        for index in range(running.request.sampling.n):
+            logprobs = self._logprobs(running, start, count)
+            # The list is the reader's to keep: every sequence gets its own.
+            running.queue.put(
+                EngineOutput(index, list(token_ids), logprobs, finish_reason=finish, prompt=running.prompt)  # type: ignore[arg-type]
+            )
+            running.prompt = None
+
+    def _token(self, position: int) -> int:
+        return (FIRST_ID + position % PERIOD) % self.options.vocab_size
+
+    def _logprobs(self, running: _Running, start: int, count: int) -> Logprobs | None:
+        k = running.request.sampling.logprobs
+        if k is None:
+            return None
+        if count > 1:
+            return self._rows(start, count, k)
+        if running.rows is None or not 0 <= start - running.rows_start < len(running.rows):
+            running.rows, running.rows_start = self._rows(start, ROWS_PER_BLOCK, k), start
+        at = start - running.rows_start
+        return running.rows.slice(at, at + 1)
+
+    def _rows(self, start: int, count: int, k: int) -> Logprobs:
+        """[count, 1 + k]: the sampled token, then k candidates, the first of which is the sampled one again."""
+        width = self.options.vocab_size if k == -1 else k
+        offsets = np.concatenate([[0], np.arange(width)]).astype(np.int32)
+        sampled = (FIRST_ID + (start + np.arange(count)) % PERIOD).astype(np.int32)
+        token_ids = (sampled[:, None] + offsets) % self.options.vocab_size
+        scores = np.broadcast_to((-0.5 - offsets).astype(np.float32), token_ids.shape)
+        return Logprobs(token_ids.astype(np.int32), scores, np.ones(count, np.int32))
