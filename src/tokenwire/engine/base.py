@@ -157,8 +157,10 @@ class EngineOutput:
     """Per new token the ids that survived top-k, top-p and min-p."""
     routed_experts: NDArray[Any] | None = None
     """[tokens, layers, experts per token]; on the last output, for the whole sequence."""
+    weight_version: str | None = None
+    """The label of the weights that made these tokens, where one label covers them all."""
     weight_versions: list[WeightSpan] | None = None
-    """On the last output: spans over all output tokens; None where the engine has no labels."""
+    """On the last output: spans over all output tokens; None where the engine has no labels. Wins over the label."""
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     """The stop token id; None for EOS, length and abort."""
@@ -169,9 +171,11 @@ class EngineOutput:
     spec_decode: SpecDecodeStats | None = None
     kv_transfer_params: dict[str, Any] | None = None
     ec_transfer_params: dict[str, Any] | None = None
+    text: str | None = None
+    """Set by the service's text stage; engines leave it None."""
 
     def absorb(self, later: EngineOutput) -> None:
-        """Append a later output of the same sequence; used when a reader is slower than the engine."""
+        """Append a later output of the same sequence and weight version."""
         if self.logprobs is not None and later.logprobs is not None:
             self.logprobs = Logprobs.concat([self.logprobs, later.logprobs])
         elif later.logprobs is not None:
@@ -180,6 +184,8 @@ class EngineOutput:
         if later.sampling_mask is not None:
             self.sampling_mask = (self.sampling_mask or []) + later.sampling_mask
         self.prompt = self.prompt or later.prompt
+        if later.text is not None:
+            self.text = (self.text or "") + later.text
         for name in _LAST_WINS:
             value = getattr(later, name)
             if value is not None:
@@ -188,6 +194,7 @@ class EngineOutput:
 
 
 _LAST_WINS = (
+    "weight_version",
     "routed_experts",
     "weight_versions",
     "finish_reason",
@@ -209,6 +216,9 @@ class OutputStream(Protocol):
 
     def __aiter__(self) -> AsyncIterator[list[EngineOutput]]: ...
     async def __anext__(self) -> list[EngineOutput]: ...
+    def stop(self, index: int) -> None:
+        """The reader has all it wants of sequence `index`: end it in the engine; nothing more of it is given out."""
+
     async def aclose(self) -> None: ...
 
 

@@ -19,12 +19,20 @@ MAX_PENDING = 32
 class RequestQueue:
     """An `OutputStream` that an engine fills with `put` and `fail`, on the event loop's thread."""
 
-    __slots__ = ("_abort", "_error", "_max_pending", "_open", "_pending", "_waiter")
+    __slots__ = ("_abort", "_error", "_max_pending", "_open", "_pending", "_stop", "_waiter")
 
-    def __init__(self, n: int, abort: Callable[[], None], *, max_pending: int = MAX_PENDING) -> None:
-        """`n` sequences; `abort` is called once if the reader leaves before the end."""
-        self._open = n
+    def __init__(
+        self,
+        n: int,
+        abort: Callable[[], None],
+        stop: Callable[[int], None],
+        *,
+        max_pending: int = MAX_PENDING,
+    ) -> None:
+        """`n` sequences. `abort` is called once if the reader leaves before the end, `stop` per sequence it ends."""
+        self._open = set(range(n))
         self._abort: Callable[[], None] | None = abort
+        self._stop = stop
         self._max_pending = max_pending
         self._pending: list[EngineOutput] = []
         self._error: TokenwireError | None = None
@@ -33,14 +41,14 @@ class RequestQueue:
     @property
     def done(self) -> bool:
         """Every sequence has finished, or the stream failed, or the reader left."""
-        return self._open == 0 or self._error is not None or self._abort is None
+        return not self._open or self._error is not None or self._abort is None
 
     def put(self, output: EngineOutput) -> None:
-        """Add news of one sequence. After the end of that stream it is dropped."""
-        if self._abort is None:
+        """Add news of one sequence. After the end of that sequence, or once the reader left, it is dropped."""
+        if self._abort is None or output.index not in self._open:
             return
         if output.finish_reason is not None:
-            self._open -= 1
+            self._open.discard(output.index)
         pending = self._pending
         if len(pending) < self._max_pending or not self._merge(output):
             pending.append(output)
@@ -56,6 +64,8 @@ class RequestQueue:
     def _merge(self, output: EngineOutput) -> bool:
         for earlier in reversed(self._pending):
             if earlier.index == output.index:
+                if earlier.weight_version != output.weight_version and output.token_ids:
+                    return False
                 earlier.absorb(output)
                 return True
         return False
@@ -73,7 +83,7 @@ class RequestQueue:
             if self._error is not None:
                 self._abort = None
                 raise self._error
-            if self._open == 0 or self._abort is None:
+            if not self._open or self._abort is None:
                 self._abort = None
                 raise StopAsyncIteration
             self._waiter = asyncio.get_running_loop().create_future()
@@ -81,9 +91,17 @@ class RequestQueue:
         taken, self._pending = self._pending, []
         return taken
 
+    def stop(self, index: int) -> None:
+        """See `OutputStream.stop`."""
+        if index in self._open:
+            self._open.discard(index)
+            self._pending = [output for output in self._pending if output.index != index]
+            self._stop(index)
+            self._wake()
+
     async def aclose(self) -> None:
         abort, self._abort = self._abort, None
         self._pending = []
-        if abort is not None and self._open > 0 and self._error is None:
+        if abort is not None and self._open and self._error is None:
             abort()
         self._wake()

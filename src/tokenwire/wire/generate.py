@@ -6,7 +6,7 @@ Field order, defaults and which nulls are sent are vLLM's (PROTOCOL 1.4, 1.7). I
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -26,6 +26,7 @@ class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class ReasoningParserKwargs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    REFUSE_UNKNOWN: ClassVar[bool] = True
     chat_template_kwargs: dict[str, Any] = {}
 
 

@@ -49,7 +49,8 @@ class MultiModalFeatures(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
             present = getattr(self, name)
             if present is not None and len(present[modality]) != expected:
                 raise InvalidRequestError(
-                    f"features.{name}.{modality} has {len(present[modality])} items, mm_hashes.{modality} has {expected}",
+                    f"features.{name}.{modality} has {len(present[modality])} items, "
+                    f"mm_hashes.{modality} has {expected}",
                     param=f"features.{name}.{modality}",
                 )
         if self.mm_metadata is None or has_ec_transfer:

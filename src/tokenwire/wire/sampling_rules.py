@@ -141,6 +141,11 @@ def _check_counts(p: SamplingParams) -> None:
         )
 
 
+def _check_seed(p: SamplingParams) -> None:
+    if p.seed is not None and not -(2**63) <= p.seed <= 2**63 - 1:
+        raise fail("seed", f"seed must fit in 64 bits (-2**63 to 2**63-1), got {p.seed}.")
+
+
 def _check_penalties(p: SamplingParams) -> None:
     for field in ("presence_penalty", "frequency_penalty"):
         value = getattr(p, field)
@@ -308,6 +313,7 @@ def _check_nesting(kind: str, spec: Any, limit: int) -> None:
 
 _RULES: tuple[Callable[[SamplingParams], None], ...] = (
     _check_counts,
+    _check_seed,
     *(
         _finite(f)
         for f in ("temperature", "presence_penalty", "frequency_penalty", "repetition_penalty", "top_p", "min_p")
