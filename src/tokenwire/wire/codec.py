@@ -8,7 +8,6 @@ fields it passed over, and reports every remaining problem with its path.
 from __future__ import annotations
 
 import json
-from functools import cache
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -101,9 +100,15 @@ def _array_to_bytes(value: Any) -> Any:
     raise TypeError(f"cannot encode {type(value).__name__}")
 
 
-@cache
+_DECODERS: dict[tuple[Any, Format], msgspec.json.Decoder[Any] | msgspec.msgpack.Decoder[Any]] = {}
+
+
 def _decoder(kind: Any, fmt: Format) -> msgspec.json.Decoder[Any] | msgspec.msgpack.Decoder[Any]:
-    return msgspec.json.Decoder(kind) if fmt == "json" else msgspec.msgpack.Decoder(kind)
+    decoder = _DECODERS.get((kind, fmt))
+    if decoder is None:
+        decoder = msgspec.json.Decoder(kind) if fmt == "json" else msgspec.msgpack.Decoder(kind)
+        _DECODERS[kind, fmt] = decoder
+    return decoder
 
 
 _JSON = msgspec.json.Encoder(enc_hook=_array_to_list)

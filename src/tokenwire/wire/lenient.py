@@ -6,8 +6,7 @@ float, 0/1 and "true"/"false" for a bool, int32 bytes for a list of ints, unknow
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from functools import cache
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -45,9 +44,14 @@ def coerce(kind: type[Any], value: Any, problems: list[Problem], unknown: list[s
     return _Walk(problems, unknown).visit(_type_info(kind), value, "body")
 
 
-@cache
-def _type_info(kind: Hashable) -> mi.Type:
-    return mi.type_info(kind)
+_TYPE_INFO: dict[Any, mi.Type] = {}
+
+
+def _type_info(kind: Any) -> mi.Type:
+    info = _TYPE_INFO.get(kind)
+    if info is None:
+        info = _TYPE_INFO[kind] = mi.type_info(kind)
+    return info
 
 
 def _show(value: Any) -> str:

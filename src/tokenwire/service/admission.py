@@ -1,0 +1,58 @@
+"""How many sequences and prompt tokens may be under way; the rest is told to come back later."""
+
+from __future__ import annotations
+
+from tokenwire.errors import OverloadedError
+
+
+class Admission:
+    """Counts what is in flight in this process. Sequences: waiting or running; tokens: of prompts not yet prefilled."""
+
+    def __init__(self, max_seqs: int | None, max_tokens: int | None) -> None:
+        self._max_seqs = max_seqs
+        self._max_tokens = max_tokens
+        self.num_seqs = 0
+        self.num_requests = 0
+        self.num_prefill_tokens = 0
+
+    def check(self, n: int) -> None:
+        """Raises `OverloadedError` when `n` more sequences do not fit."""
+        if self._max_seqs is not None and self.num_seqs + n > self._max_seqs:
+            raise OverloadedError(
+                f"The server holds {self.num_seqs} sequences and takes at most {self._max_seqs} "
+                f"(--max-num-queued-reqs); this request needs {n}. Try again later."
+            )
+        if self._max_tokens is not None and self.num_prefill_tokens >= self._max_tokens:
+            raise OverloadedError(
+                f"{self.num_prefill_tokens} prompt tokens wait for prefill, at most {self._max_tokens} may "
+                "(--max-num-queued-tokens). Try again later."
+            )
+
+    def enter(self, n: int, prompt_len: int) -> Ticket:
+        """Count a request in; the ticket counts it out."""
+        self.num_requests += 1
+        self.num_seqs += n
+        self.num_prefill_tokens += prompt_len
+        return Ticket(self, n, prompt_len)
+
+
+class Ticket:
+    """One request's share. Both methods may be called again without effect."""
+
+    __slots__ = ("_admission", "_n", "_prompt_len")
+
+    def __init__(self, admission: Admission, n: int, prompt_len: int) -> None:
+        self._admission = admission
+        self._n = n
+        self._prompt_len = prompt_len
+
+    def prefilled(self) -> None:
+        self._admission.num_prefill_tokens -= self._prompt_len
+        self._prompt_len = 0
+
+    def leave(self) -> None:
+        self.prefilled()
+        if self._n:
+            self._admission.num_requests -= 1
+        self._admission.num_seqs -= self._n
+        self._n = 0

@@ -1,0 +1,179 @@
+"""Refusals before generation: rules of the generate request, and features the engine did not declare.
+
+Nothing is silently ignored: a field that is used must be one that the engine reads, or the request is a 400 that
+names field, value, engine and the way out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from tokenwire.engine.base import Capabilities, EngineInfo
+from tokenwire.errors import InvalidRequestError, PromptTooLongError, UnsupportedFeatureError
+from tokenwire.wire.generate import GenerateRequest
+from tokenwire.wire.sampling import SamplingParams
+
+MAX_CACHE_SALT = 128
+FORBIDDEN_IN_SALT = frozenset("@/\\\0")
+
+
+def check_cache_salt(salt: str | None) -> None:
+    """At most 128 characters, none of `@ / \\ NUL`, never empty: it becomes part of cache keys and paths."""
+    if salt is None:
+        return
+    if not salt:
+        raise InvalidRequestError("Parameter 'cache_salt' must be a non-empty string if provided.", param="cache_salt")
+    if len(salt) > MAX_CACHE_SALT:
+        raise InvalidRequestError(
+            f"Parameter 'cache_salt' must have at most {MAX_CACHE_SALT} characters, got {len(salt)}.",
+            param="cache_salt",
+        )
+    bad = sorted(FORBIDDEN_IN_SALT.intersection(salt))
+    if bad:
+        raise InvalidRequestError(
+            f"Parameter 'cache_salt' must not contain any of '@', '/', '\\' or NUL, got {bad[0]!r}.", param="cache_salt"
+        )
+
+
+def check_shape(request: GenerateRequest, sampling: SamplingParams) -> None:
+    """Rules of the body that need no server: the counterpart of upstream's model validators."""
+    check_cache_salt(request.cache_salt)
+    if request.output_mode != "tokens" and not sampling.detokenize:
+        raise InvalidRequestError(
+            f"output_mode={request.output_mode!r} requires sampling_params.detokenize=true.", param="output_mode"
+        )
+    if request.features is not None:
+        request.features.check(len(request.token_ids), has_ec_transfer=bool(request.ec_transfer_params))
+
+
+def check_encodable(request: GenerateRequest, sampling: SamplingParams) -> None:
+    """Integers outside 64 bits cannot travel to an engine; they hide in extra_args and transfer params."""
+    try:
+        msgspec.msgpack.encode((sampling, request.kv_transfer_params, request.ec_transfer_params))
+    except (OverflowError, TypeError, ValueError, RecursionError) as exc:
+        raise InvalidRequestError(f"sampling_params and transfer params must be encodable: {exc}") from exc
+
+
+def check_prompt(token_ids: list[int], info: EngineInfo) -> None:
+    """Ids within the vocabulary, and room for at least one new token."""
+    highest = max(token_ids)
+    if highest >= info.vocab_size:
+        raise InvalidRequestError(f"Token id {highest} is out of vocabulary", param="token_ids")
+    if len(token_ids) >= info.max_model_len:
+        raise PromptTooLongError(len(token_ids), info.max_model_len - 1, info.max_model_len)
+
+
+@dataclass(slots=True, frozen=True)
+class _Feature:
+    field: str
+    value: Callable[[GenerateRequest, SamplingParams], Any]
+    """What the request asks for; None or False: it does not."""
+    able: Callable[[Capabilities, Any], bool]
+    way_out: str
+
+
+def _sampling(name: str) -> Callable[[GenerateRequest, SamplingParams], Any]:
+    def value(request: GenerateRequest, sampling: SamplingParams) -> Any:
+        return getattr(sampling, name)
+
+    return value
+
+
+def _flag(name: str) -> Callable[[Capabilities, Any], bool]:
+    def able(capabilities: Capabilities, value: Any) -> bool:
+        return bool(getattr(capabilities, name))
+
+    return able
+
+
+def _active_repetition(request: GenerateRequest, sampling: SamplingParams) -> Any:
+    rule = sampling.repetition_detection
+    return rule if rule is not None and rule.max_pattern_size > 0 else None
+
+
+def _media_kinds(request: GenerateRequest, sampling: SamplingParams) -> Any:
+    kinds = [m for m, hashes in request.features.mm_hashes.items() if hashes] if request.features else []
+    return kinds or None
+
+
+def _structured_kind(request: GenerateRequest, sampling: SamplingParams) -> Any:
+    structured = sampling.structured_outputs
+    return structured.kinds[0] if structured is not None else None
+
+
+def _known_content(capabilities: Capabilities, value: Any) -> bool:
+    return capabilities.content_parts
+
+
+_FEATURES: tuple[_Feature, ...] = (
+    _Feature(
+        "sampling_params.logprob_token_ids", _sampling("logprob_token_ids"), _flag("logprob_token_ids"), "Use logprobs."
+    ),
+    _Feature(
+        "sampling_params.prompt_logprobs", _sampling("prompt_logprobs"), _flag("prompt_logprobs"), "Leave it out."
+    ),
+    _Feature(
+        "sampling_params.prompt_logprob_token_ids",
+        _sampling("prompt_logprob_token_ids"),
+        _flag("prompt_logprob_token_ids"),
+        "Use prompt_logprobs.",
+    ),
+    _Feature(
+        "sampling_params.structured_outputs",
+        _structured_kind,
+        lambda capabilities, kind: kind in capabilities.structured_outputs,
+        "Use one of the kinds that /server_info lists.",
+    ),
+    _Feature(
+        "sampling_params.bad_words", lambda r, s: s.bad_words or None, _flag("bad_words"), "Use logit_bias on ids."
+    ),
+    _Feature(
+        "sampling_params.repetition_detection", _active_repetition, _flag("repetition_detection"), "Leave it out."
+    ),
+    _Feature(
+        "sampling_params.trace_decode_token_ids",
+        _sampling("trace_decode_token_ids"),
+        _flag("trace_decode"),
+        "Leave it out.",
+    ),
+    _Feature(
+        "sampling_params.thinking_token_budget",
+        _sampling("thinking_token_budget"),
+        _flag("thinking_token_budget"),
+        "Leave it out, or bound max_tokens.",
+    ),
+    _Feature("sampling_params.watermarking", _sampling("watermarking"), _flag("watermarking"), "Leave it out."),
+    _Feature(
+        "sampling_params.routed_experts_prompt_start",
+        lambda r, s: s.routed_experts_prompt_start or None,
+        _flag("routed_experts"),
+        "Serve a mixture-of-experts model with --enable-return-routed-experts.",
+    ),
+    _Feature(
+        "routed_experts_format",
+        lambda r, s: r.routed_experts_format if r.routed_experts_format != "npy" else None,
+        _flag("routed_experts"),
+        "Serve a mixture-of-experts model with --enable-return-routed-experts.",
+    ),
+    _Feature("features", _media_kinds, lambda c, kinds: set(kinds) <= c.modalities, "Send text ids only."),
+    _Feature("content_parts", lambda r, s: r.content_parts or None, _known_content, "Send text ids only."),
+    _Feature("cache_salt", lambda r, s: r.cache_salt, _flag("cache_salt"), "Leave it out."),
+    _Feature("kv_transfer_params", lambda r, s: r.kv_transfer_params, _flag("kv_transfer"), "Leave it out."),
+    _Feature("ec_transfer_params", lambda r, s: r.ec_transfer_params, _flag("ec_transfer"), "Leave it out."),
+)
+
+
+def check_features(request: GenerateRequest, sampling: SamplingParams, info: EngineInfo, *, model: str) -> None:
+    """Raises `UnsupportedFeatureError` for the first used feature that the engine did not declare."""
+    if request.content_parts and not info.capabilities.modalities:
+        raise InvalidRequestError(f"{model} is not a multimodal model", param="content_parts")
+    for feature in _FEATURES:
+        value = feature.value(request, sampling)
+        if value is not None and value is not False and not feature.able(info.capabilities, value):
+            raise UnsupportedFeatureError(
+                feature.field, value=value, where=f"the {info.name} engine", way_out=feature.way_out
+            )

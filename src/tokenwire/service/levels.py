@@ -1,0 +1,123 @@
+"""Output levels: how one choice's news are shaped for the wire. `tokens` is here; `text` and `derender` beside it.
+
+A level is an object with two shaping methods; the loop that drives the engine is written once and knows no level.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
+
+from tokenwire.engine.base import EngineOutput
+from tokenwire.service.logprob_shapes import npy, packed, raw, token_id_entries
+from tokenwire.wire.generate import (
+    OutputMode,
+    PackedLogprobs,
+    RoutedExpertsObject,
+    TokenIdLogprobs,
+    TokensChoice,
+    WeightVersionSpan,
+)
+
+
+class Level(Protocol):
+    """Shapes the choices of one request. Outputs of one choice come in order; state is per choice index."""
+
+    mode: OutputMode
+
+    def full(self, output: EngineOutput) -> TokensChoice:
+        """A finished choice, from everything it gave out."""
+
+    def delta(self, output: EngineOutput) -> TokensChoice | None:
+        """One stream event's choice, or None when these news show nothing at this level."""
+
+
+class TextStage(Protocol):
+    """Turns one choice's ids into text and finds stop strings. State is per choice; used by every level that needs it."""
+
+    def process(self, output: EngineOutput) -> EngineOutput:
+        """The output with `text` set, and cut where a stop string was found.
+
+        A found stop string sets finish_reason "stop" and stop_reason to the string; ids and logprobs after the token
+        that completed it are dropped. What may begin a stop string is held back together with its ids and
+        logprobs, and comes with a later output.
+        """
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class Shape:
+    """How this request wants its arrays."""
+
+    wants_logprobs: bool
+    packed_logprobs: bool = False
+    token_field: bool = False
+    routed_experts_object: bool = False
+    routed_experts_start: int = 0
+    binary: bool = False
+
+
+class TokensLevel:
+    """Ids only."""
+
+    mode: OutputMode = "tokens"
+
+    def __init__(self, shape: Shape) -> None:
+        self._shape = shape
+
+    def full(self, output: EngineOutput) -> TokensChoice:
+        return self._choice(output, output.finish_reason or "stop")
+
+    def delta(self, output: EngineOutput) -> TokensChoice | None:
+        if not output.token_ids and output.finish_reason is None:
+            return None
+        return self._choice(output, output.finish_reason)
+
+    def _choice(self, output: EngineOutput, finish_reason: str | None) -> TokensChoice:
+        return TokensChoice(
+            index=output.index,
+            finish_reason=finish_reason,
+            token_ids=output.token_ids,
+            logprobs=self._logprobs(output),
+            **extras(output, self._shape),
+        )
+
+    def _logprobs(self, output: EngineOutput) -> TokenIdLogprobs | PackedLogprobs | None:
+        scores = output.logprobs
+        if not self._shape.wants_logprobs:
+            return None
+        if scores is None:
+            return TokenIdLogprobs([])
+        if self._shape.packed_logprobs:
+            return packed(scores, binary=self._shape.binary)
+        return token_id_entries(scores, output.token_ids, token_field=self._shape.token_field)
+
+
+_NO_EXTRAS: dict[str, Any] = {}
+
+
+def extras(output: EngineOutput, shape: Shape) -> dict[str, Any]:
+    """The choice fields that are the same at every level, where there are any."""
+    if output.finish_reason is None and output.sampling_mask is None and output.routed_experts is None:
+        return _NO_EXTRAS
+    fields: dict[str, Any] = {"stop_reason": output.stop_reason}
+    if output.sampling_mask is not None:
+        fields["sampling_mask"] = [mask.tolist() for mask in output.sampling_mask]
+    if output.routed_experts is not None:
+        fields["routed_experts"] = routed_experts(output.routed_experts, shape)
+    if output.weight_versions is not None:
+        fields["weight_versions"] = [WeightVersionSpan(s.version, s.start, s.end) for s in output.weight_versions]
+    return fields
+
+
+def routed_experts(array: NDArray[Any], shape: Shape) -> str | bytes | RoutedExpertsObject:
+    """[tokens, layers, experts per token] as `.npy`, or as the raw object of PROTOCOL 2.16."""
+    if not shape.routed_experts_object:
+        return npy(array, binary=shape.binary)
+    return RoutedExpertsObject(
+        data=raw(array, binary=shape.binary),
+        shape=list(array.shape),
+        start=shape.routed_experts_start,
+        dtype=str(array.dtype),
+    )

@@ -1,0 +1,100 @@
+"""Logprob arrays of an engine as the wire shows them: nested entries, or packed arrays (PROTOCOL 1.3, 2.2, 2.13, 2.14)."""
+
+from __future__ import annotations
+
+import base64
+import io
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tokenwire.engine.base import Logprobs
+from tokenwire.wire.generate import PackedLogprobs, TokenIdLogprob, TokenIdLogprobEntry, TokenIdLogprobs
+
+FLOOR = -9999.0
+"""What stands for -inf, NaN and anything below on the JSON wire."""
+
+
+def clamp(logprob: float) -> float:
+    """A finite logprob: -inf, NaN and anything below the floor become -9999.0; +inf becomes 0."""
+    if math.isnan(logprob):
+        return FLOOR
+    return min(max(logprob, FLOOR), 0.0) if math.isinf(logprob) else max(logprob, FLOOR)
+
+
+def clamp_array(values: NDArray[np.float32]) -> list[list[float]]:
+    """`clamp` over [T, K], as Python floats."""
+    clean = np.nan_to_num(values.astype(np.float64), nan=FLOOR, neginf=FLOOR, posinf=0.0)
+    np.maximum(clean, FLOOR, out=clean)
+    return clean.tolist()  # type: ignore[no-any-return]
+
+
+def token_id_entries(scores: Logprobs, sampled: list[int], *, token_field: bool) -> TokenIdLogprobs:
+    """One entry per sampled token: itself, then its candidates, each id once.
+
+    A row whose first column is not the sampled token (the engine had no score for it) gets -9999.0, no rank
+    and no candidates.
+    """
+    ids: list[list[int]] = scores.token_ids.tolist()
+    values = clamp_array(scores.logprobs)
+    ranks: list[int] = scores.ranks.tolist()
+    given: list[list[int]] | None = None if scores.candidate_ranks is None else scores.candidate_ranks.tolist()
+    content = []
+    for t, token_id in enumerate(sampled):
+        row = ids[t]
+        if row[0] != token_id:
+            content.append(_entry(token_id, FLOOR, None, [], token_field))
+            continue
+        top = []
+        for j, candidate in enumerate(row):
+            if candidate < 0 or (j and candidate == token_id):
+                continue
+            rank = ranks[t] if j == 0 else given[t][j] if given is not None else j
+            top.append(_candidate(candidate, values[t][j], rank or None, token_field))
+        content.append(_entry(token_id, values[t][0], ranks[t] or None, top, token_field))
+    return TokenIdLogprobs(content)
+
+
+def _candidate(token_id: int, logprob: float, rank: int | None, token_field: bool) -> TokenIdLogprob:
+    if token_field:
+        return TokenIdLogprob(token_id, logprob, rank, f"token_id:{token_id}")
+    return TokenIdLogprob(token_id, logprob, rank)
+
+
+def _entry(
+    token_id: int, logprob: float, rank: int | None, top: list[TokenIdLogprob], token_field: bool
+) -> TokenIdLogprobEntry:
+    if token_field:
+        return TokenIdLogprobEntry(token_id, logprob, rank, top, f"token_id:{token_id}")
+    return TokenIdLogprobEntry(token_id, logprob, rank, top)
+
+
+def packed(scores: Logprobs, *, binary: bool) -> PackedLogprobs:
+    """Arrays as they are, NaN and infinities included; each candidate once per row, the sampled token first."""
+    ids = scores.token_ids.astype("<i4")
+    repeated = ids == ids[:, :1]
+    repeated[:, 0] = False
+    if repeated.any():
+        ids = np.where(repeated, np.int32(-1), ids)
+    return PackedLogprobs(
+        k=ids.shape[1],
+        token_ids=raw(ids, binary=binary),
+        logprobs=raw(scores.logprobs.astype("<f4", copy=False), binary=binary),
+        ranks=raw(scores.ranks.astype("<i4", copy=False), binary=binary),
+    )
+
+
+def raw(array: NDArray[Any], *, binary: bool) -> str | bytes:
+    """The array's bytes in C order; base64 text unless `binary`."""
+    data = np.ascontiguousarray(array).tobytes()
+    return data if binary else base64.b64encode(data).decode("ascii")
+
+
+def npy(array: NDArray[Any], *, binary: bool) -> str | bytes:
+    """The array as a `.npy` file; base64 text unless `binary`."""
+    buffer = io.BytesIO()
+    np.save(buffer, np.ascontiguousarray(array), allow_pickle=False)
+    data = buffer.getvalue()
+    return data if binary else base64.b64encode(data).decode("ascii")
