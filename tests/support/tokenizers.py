@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ def has_tokenizer(name: str) -> bool:
     return name.startswith("smol+") or tokenizer_folder(name) is not None
 
 
-@lru_cache(maxsize=None)
+@cache
 def tokenizer(name: str) -> Tokenizer:
     """The tokenizer a conformance record names, loaded once."""
     if name.startswith("smol+"):

@@ -73,9 +73,7 @@ class JsonTokenizer(Tokenizer):
 
     def token_bytes(self, token_id: int) -> bytes | None:
         piece = self.id_to_piece(token_id)
-        if piece is None:
-            return None
-        return piece.encode() if token_id in self.special.added_ids else self._bytes_of_piece(piece)
+        return None if piece is None else self._bytes_of_piece(piece)
 
 
 def _add_configured_tokens(raw: tokenizers.Tokenizer, config: TokenizerConfig) -> None:
