@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from tokenwire.engine.base import EngineOutput
 from tokenwire.service.logprob_shapes import npy, packed, raw, token_id_entries
 from tokenwire.wire.generate import (
+    GenerateRequest,
     OutputMode,
     PackedLogprobs,
     RoutedExpertsObject,
@@ -20,6 +21,7 @@ from tokenwire.wire.generate import (
     TokensChoice,
     WeightVersionSpan,
 )
+from tokenwire.wire.sampling import SamplingParams
 
 
 class Level(Protocol):
@@ -35,7 +37,7 @@ class Level(Protocol):
 
 
 class TextStage(Protocol):
-    """Turns one choice's ids into text and finds stop strings. State is per choice; used by every level that needs it."""
+    """Turns one choice's ids into text and finds stop strings. State is per choice; any level may need it."""
 
     def process(self, output: EngineOutput) -> EngineOutput:
         """The output with `text` set, and cut where a stop string was found.
@@ -121,3 +123,16 @@ def routed_experts(array: NDArray[Any], shape: Shape) -> str | bytes | RoutedExp
         start=shape.routed_experts_start,
         dtype=str(array.dtype),
     )
+
+
+class TextTools(Protocol):
+    """What the service needs of a loaded tokenizer; `service/text.py` has the one there is."""
+
+    def decoded_token(self, token_id: int) -> str:
+        """The text of one id on its own, special tokens included."""
+
+    def stage(self, prompt_token_ids: list[int], sampling: SamplingParams) -> TextStage:
+        """A fresh text stage for one choice."""
+
+    def level(self, request: GenerateRequest, sampling: SamplingParams, shape: Shape) -> Level:
+        """The level of `request.output_mode`. Raises `InvalidRequestError` for a bad parse_context."""

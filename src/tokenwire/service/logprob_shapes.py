@@ -1,17 +1,25 @@
-"""Logprob arrays of an engine as the wire shows them: nested entries, or packed arrays (PROTOCOL 1.3, 2.2, 2.13, 2.14)."""
+"""Logprob arrays of an engine as the wire shows them: nested entries, or packed arrays."""
 
 from __future__ import annotations
 
 import base64
 import io
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tokenwire.engine.base import Logprobs
-from tokenwire.wire.generate import PackedLogprobs, TokenIdLogprob, TokenIdLogprobEntry, TokenIdLogprobs
+from tokenwire.wire.generate import (
+    PackedLogprobs,
+    PromptLogprob,
+    PromptLogprobs,
+    TokenIdLogprob,
+    TokenIdLogprobEntry,
+    TokenIdLogprobs,
+)
 
 FLOOR = -9999.0
 """What stands for -inf, NaN and anything below on the JSON wire."""
@@ -69,6 +77,25 @@ def _entry(
     if token_field:
         return TokenIdLogprobEntry(token_id, logprob, rank, top, f"token_id:{token_id}")
     return TokenIdLogprobEntry(token_id, logprob, rank, top)
+
+
+def prompt_entries(scores: Logprobs, decoded_token: Callable[[int], str] | None) -> PromptLogprobs:
+    """One map per prompt token, the first null: the prompt token itself, then the top candidates.
+
+    `scores` has P-1 rows for prompt positions 1..P-1.
+    """
+    ids: list[list[int]] = scores.token_ids.tolist()
+    values = clamp_array(scores.logprobs)
+    ranks: list[int] = scores.ranks.tolist()
+    entries: PromptLogprobs = [None]
+    for row, row_values, rank in zip(ids, values, ranks, strict=True):
+        entry: dict[int, PromptLogprob] = {}
+        for j, token_id in enumerate(row):
+            if token_id >= 0 and token_id not in entry:
+                text = None if decoded_token is None else decoded_token(token_id)
+                entry[token_id] = PromptLogprob(row_values[j], (rank if j == 0 else j) or None, text)
+        entries.append(entry)
+    return entries
 
 
 def packed(scores: Logprobs, *, binary: bool) -> PackedLogprobs:

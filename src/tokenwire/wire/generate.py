@@ -44,8 +44,8 @@ class NamedToolChoice(msgspec.Struct, frozen=True, kw_only=True):
 ToolChoice = Literal["none", "auto", "required"] | NamedToolChoice
 
 
-class ParseContext(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What `derender` must know of the chat that made the prompt. Unknown fields are the caller's own."""
+class ParseContext(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What `derender` must know of the chat that made the prompt. Unknown fields are refused in derender mode only."""
 
     tools: list[dict[str, Any]] | None = None
     tool_choice: ToolChoice | None = "none"
@@ -277,7 +277,7 @@ class UsageChunk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The last event with `include_usage`: no choices, nulls left out."""
 
     request_id: str
-    usage: UsageInfo
+    usage: dict[str, Any]
     output_mode: OutputMode
     choices: list[Any]
     metrics: PerRequestMetrics | UnsetType = UNSET

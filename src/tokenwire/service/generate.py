@@ -1,0 +1,172 @@
+"""Token ids in, token ids out: one loop drives an engine for whole replies and for streams.
+
+`prepare` makes every refusal; `full` and `stream` run the same loop over the engine's outputs and differ only in
+what they do with each. Text, where asked for, is made by the level and text stage that `TextTools` hands out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from tokenwire.engine.base import Engine, EngineOutput, OutputStream
+from tokenwire.service.admission import Admission
+from tokenwire.service.choices import ChoiceRun, Collector
+from tokenwire.service.context import RequestContext, ServiceOptions
+from tokenwire.service.levels import TextTools
+from tokenwire.service.models import ModelRegistry
+from tokenwire.service.observer import Observer
+from tokenwire.service.prepare import ID_PREFIX, PreparedGenerate, Preparer
+from tokenwire.service.replies import ReplyShaper, RequestFacts
+from tokenwire.wire.generate import GenerateChunk, GenerateRequest, GenerateResponse, UsageChunk
+
+__all__ = ["GenerateService", "PreparedGenerate"]
+
+
+class GenerateService:
+    """Serves generate requests over one engine. All methods run on one event loop."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        models: ModelRegistry,
+        options: ServiceOptions,
+        *,
+        text: TextTools | None = None,
+        observer: Observer | None = None,
+    ) -> None:
+        """`text` is None on a server without a tokenizer; text levels and stop strings are refused there."""
+        self.engine = engine
+        self.models = models
+        self.options = options
+        self.text = text
+        self.observer = observer or Observer()
+        self.admission = Admission(options.max_num_queued_reqs, options.max_num_queued_tokens)
+        self.preparer = Preparer(engine, models, options, text, self.admission)
+        self._live: dict[str, set[str]] = {}
+        """Replied request id -> engine request ids; two live requests may share the former."""
+
+    async def prepare(
+        self, request: GenerateRequest, context: RequestContext, unknown: tuple[str, ...] = ()
+    ) -> PreparedGenerate:
+        """Check a request and make it ready to run; see `Preparer.prepare`."""
+        if unknown:
+            self.observer.unknown_fields(unknown)
+        return await self.preparer.prepare(request, context, unknown)
+
+    async def full(self, prepared: PreparedGenerate) -> GenerateResponse:
+        """Run to the end and give the whole reply. Cancelling it aborts the request in the engine."""
+        collectors = [Collector() for _ in range(prepared.n)]
+        runs = self._runs(prepared)
+        replies = ReplyShaper(prepared, runs, self.options, self.text)
+        async with aclosing(self._outputs(prepared, runs, replies.facts)) as outputs:
+            async for shown in outputs:
+                for output in shown:
+                    collectors[output.index].add(output)
+        return replies.response([c.result() for c in collectors])
+
+    async def stream(self, prepared: PreparedGenerate) -> AsyncGenerator[list[GenerateChunk | UsageChunk], None]:
+        """The stream's events, all that are ready at each wake-up. Closing it early aborts the request."""
+        runs = self._runs(prepared)
+        replies = ReplyShaper(prepared, runs, self.options, self.text)
+        async with aclosing(self._outputs(prepared, runs, replies.facts)) as outputs:
+            async for shown in outputs:
+                events = replies.events(shown)
+                if events:
+                    yield events
+        if prepared.include_usage:
+            yield [replies.usage_chunk()]
+
+    async def abort(self, request_ids: list[str]) -> tuple[list[str], list[str]]:
+        """Abort by replied id, with or without the prefix. Returns (aborted, unknown), as they were given."""
+        aborted: list[str] = []
+        unknown: list[str] = []
+        engine_ids: list[str] = []
+        for given in request_ids:
+            live = self._live.get(given) or self._live.get(ID_PREFIX + given)
+            (aborted if live else unknown).append(given)
+            engine_ids.extend(live or ())
+        if engine_ids:
+            await self.engine.abort(engine_ids)
+        return aborted, unknown
+
+    async def abort_all(self) -> int:
+        """Abort every live request; returns how many there were."""
+        ids = [engine_id for live in self._live.values() for engine_id in live]
+        if ids:
+            await self.engine.abort(ids)
+        return len(ids)
+
+    @property
+    def num_live(self) -> int:
+        """Requests under way."""
+        return self.admission.num_requests
+
+    @property
+    def draining(self) -> bool:
+        """True: refuse new requests, finish the running ones."""
+        return self.preparer.draining
+
+    @draining.setter
+    def draining(self, value: bool) -> None:
+        self.preparer.draining = value
+
+    def _runs(self, prepared: PreparedGenerate) -> list[ChoiceRun]:
+        text, engine_request = self.text, prepared.engine_request
+        if text is None or not prepared.needs_text:
+            return [ChoiceRun(None) for _ in range(prepared.n)]
+        prompt, sampling = engine_request.prompt_token_ids, engine_request.sampling
+        return [ChoiceRun(text.stage(prompt, sampling)) for _ in range(prepared.n)]
+
+    async def _outputs(
+        self, prepared: PreparedGenerate, runs: list[ChoiceRun], facts: RequestFacts
+    ) -> AsyncGenerator[list[EngineOutput], None]:
+        """The one loop: engine outputs through their choices' text stages, with all bookkeeping."""
+        engine_id = prepared.engine_request.request_id
+        ticket = self.admission.enter(prepared.n, prepared.prompt_len)
+        live = self._live.setdefault(prepared.request_id, set())
+        live.add(engine_id)
+        observer = self.observer
+        observer.started(prepared)
+        completed = False
+        try:
+            stream = self.engine.generate(prepared.engine_request)
+            async with aclosing(stream):
+                async for outputs in stream:
+                    if not facts.has_output:
+                        ticket.prefilled()
+                        observer.prefilled(prepared, facts.first(outputs))
+                    yield self._show(prepared, stream, outputs, runs, facts)
+            completed = True
+        finally:
+            ticket.leave()
+            live.discard(engine_id)
+            if not live and self._live.get(prepared.request_id) is live:
+                del self._live[prepared.request_id]
+            observer.ended(prepared, completed=completed)
+
+    def _show(
+        self,
+        prepared: PreparedGenerate,
+        stream: OutputStream,
+        outputs: list[EngineOutput],
+        runs: list[ChoiceRun],
+        facts: RequestFacts,
+    ) -> list[EngineOutput]:
+        shown = []
+        num_tokens = 0
+        for output in outputs:
+            run = runs[output.index]
+            if run.stopped:
+                continue
+            visible = run.take(output)
+            if visible.finish_reason is not None:
+                if output.finish_reason is None:
+                    stream.stop(output.index)
+                facts.finish(visible)
+                self.observer.choice_finished(prepared, visible)
+            num_tokens += len(visible.token_ids)
+            shown.append(visible)
+        if num_tokens:
+            self.observer.tokens(prepared, num_tokens)
+        return shown

@@ -1,0 +1,53 @@
+"""Token counts and speculative-decoding figures as replies show them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tokenwire.engine.base import SpecDecodeStats
+from tokenwire.wire.usage import PerRequestMetrics, PromptTokensDetails, SpeculativeDecodingMetrics, UsageInfo
+
+
+def usage_of(prompt: int, completion: int, cached: int | None) -> UsageInfo:
+    """`cached` None: not known, or not to be told."""
+    return UsageInfo(
+        prompt_tokens=prompt,
+        completion_tokens=completion,
+        total_tokens=prompt + completion,
+        prompt_tokens_details=None if cached is None else PromptTokensDetails(cached_tokens=cached),
+    )
+
+
+def usage_chunk_counts(prompt: int, completion: int, cached: int | None) -> dict[str, Any]:
+    """The same without nulls, for the last event of a stream."""
+    counts: dict[str, Any] = {
+        "prompt_tokens": prompt,
+        "total_tokens": prompt + completion,
+        "completion_tokens": completion,
+    }
+    if cached is not None:
+        counts["prompt_tokens_details"] = {"cached_tokens": cached}
+    return counts
+
+
+def spec_decode_metrics(stats: SpecDecodeStats | None, *, detailed: bool) -> PerRequestMetrics | None:
+    """None when the request ran without speculation."""
+    if stats is None or not stats.drafted:
+        return None
+    steps, accepted, drafted = len(stats.drafted), sum(stats.accepted), sum(stats.drafted)
+    histogram = [0] * (stats.num_spec_tokens + 1)
+    for count in stats.accepted:
+        histogram[count] += 1
+    return PerRequestMetrics(
+        speculative_decoding=SpeculativeDecodingMetrics(
+            mean_acceptance_length=1 + accepted / steps,
+            draft_acceptance_rate=accepted / drafted if drafted else None,
+            acceptance_histogram=histogram,
+            num_spec_steps=steps,
+            num_accepted_draft_tokens=accepted,
+            num_draft_tokens=drafted,
+            num_spec_tokens=stats.num_spec_tokens,
+            per_step_accepted=list(stats.accepted) if detailed else None,
+            per_step_drafted=list(stats.drafted) if detailed else None,
+        )
+    )
