@@ -285,6 +285,9 @@ class EngineStatus(enum.Enum):
     STARTING = "starting"
     READY = "ready"
     PAUSED = "paused"
+    """Takes no new requests until resumed."""
+    FROZEN = "frozen"
+    """Paused in mode "keep": steps rest, new requests queue."""
     RESTARTING = "restarting"
     DEAD = "dead"
 
