@@ -4,8 +4,8 @@
     engine = ScriptedEngine(lambda request: interleave(sequence([1, 2], index=0), sequence([3], index=1)))
 
 A script is a list of `Step`s (or a function from the request to one). A step waits `delay_s`, then puts its outputs,
-and may fail the stream. What the engine was asked is in `requests`, `aborted` and `controls`. `gate` holds every
-request back until `open_gate()`.
+and may fail the stream. What the engine was asked is in `requests`, `aborted`, `stopped` and `controls`. `gate` holds
+every request back until `open_gate()`.
 """
 
 from __future__ import annotations
@@ -167,6 +167,7 @@ class ScriptedEngine(Engine):
         self.script = script
         self.requests: list[EngineRequest] = []
         self.aborted: list[str] = []
+        self.stopped: list[tuple[str, int]] = []
         self.controls: list[Control] = []
         self.prefix_len = cached_prefix_len
         self._gate = asyncio.Event()
@@ -230,7 +231,11 @@ class ScriptedEngine(Engine):
 
     def generate(self, request: EngineRequest) -> OutputStream:
         self.requests.append(request)
-        queue = RequestQueue(request.sampling.n, lambda: self._leave(request.request_id))
+        queue = RequestQueue(
+            request.sampling.n,
+            lambda: self._leave(request.request_id),
+            lambda index: self._stop(request.request_id, index),
+        )
         if self._status is EngineStatus.DEAD:
             queue.fail(EngineDeadError("The engine process ended."))
             return queue
@@ -243,6 +248,14 @@ class ScriptedEngine(Engine):
         self.aborted.append(request_id)
         if request_id in self._live:
             self._live[request_id].stop()
+
+    def _stop(self, request_id: str, index: int) -> None:
+        self.stopped.append((request_id, index))
+        live = self._live.get(request_id)
+        if live is not None:
+            live.open.discard(index)
+            if not live.open:
+                live.stop()
 
     async def _play(self, request: EngineRequest, live: _Live) -> None:
         await self._gate.wait()

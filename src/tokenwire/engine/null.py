@@ -124,7 +124,11 @@ class NullEngine(Engine):
             self._task = None
 
     def generate(self, request: EngineRequest) -> OutputStream:
-        queue = RequestQueue(request.sampling.n, lambda: self._drop(request.request_id))
+        def stop(index: int) -> None:
+            if queue.done:
+                self._drop(request.request_id)
+
+        queue = RequestQueue(request.sampling.n, lambda: self._drop(request.request_id), stop)
         self._live[request.request_id] = _Running(request, queue)
         self._idle.clear()
         self._wake.set()
@@ -168,13 +172,13 @@ class NullEngine(Engine):
             await self.abort(list(self._live))
         elif mode == "wait":
             await self._idle.wait()
-        self._status = EngineStatus.PAUSED
+        self._status = EngineStatus.FROZEN if mode == "keep" else EngineStatus.PAUSED
 
     # --- the step loop
 
     async def _run(self) -> None:
         while True:
-            if not self._live or self._status is EngineStatus.PAUSED:
+            if not self._live or self._status in (EngineStatus.PAUSED, EngineStatus.FROZEN):
                 self._wake.clear()
                 await self._wake.wait()
                 continue
