@@ -1,0 +1,297 @@
+"""What a client reads. These types take any server of the protocol at its word, but not at every word.
+
+Fields that are not known here are passed over, fields that an older server leaves out have defaults, and token ids
+are lists whatever the wire. (The `wire` types are the other end: they say exactly what this package writes.)
+`bytes` fields are base64 in JSON and raw in MessagePack; msgspec reads both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from tokenwire.client.errors import BadReplyError
+from tokenwire.wire.generate import DeltaMessage, Message, WeightVersionSpan
+from tokenwire.wire.usage import PerRequestMetrics, UsageInfo
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from tokenwire.client.arrays import LogprobArrays
+
+_TOKEN_ID_PREFIX = "token_id:"
+
+
+class LogprobCandidate(msgspec.Struct, frozen=True, kw_only=True):
+    """One scored token: `token_id` and `rank` at the tokens level, `token` and `bytes` at the others."""
+
+    logprob: float
+    token_id: int | None = None
+    rank: int | None = None
+    token: str | None = None
+    bytes: list[int] | None = None
+
+    @property
+    def known_token_id(self) -> int | None:
+        """`token_id`, else the id in a `token_id:N` text; None if the reply gave only the text."""
+        if self.token_id is None and self.token is not None and self.token.startswith(_TOKEN_ID_PREFIX):
+            digits = self.token.removeprefix(_TOKEN_ID_PREFIX)
+            return int(digits) if digits.isdigit() else None
+        return self.token_id
+
+    def is_same_token(self, other: LogprobCandidate) -> bool:
+        if self.known_token_id is not None:
+            return self.known_token_id == other.known_token_id
+        return (self.token, self.bytes, self.logprob) == (other.token, other.bytes, other.logprob)
+
+
+class LogprobEntry(LogprobCandidate, frozen=True, kw_only=True):
+    """The sampled token with its candidates, best first."""
+
+    top_logprobs: list[LogprobCandidate] = []
+
+
+class ReplyLogprobs(msgspec.Struct, frozen=True, kw_only=True):
+    """Scores of the output tokens: `content` objects, or packed arrays when the request said so (PROTOCOL 2.14)."""
+
+    content: list[LogprobEntry] | None = None
+    format: str = "content"
+    k: int = 0
+    token_ids: bytes = b""  # int32 [T, k]
+    logprobs: bytes = b""  # float32 [T, k]
+    ranks: bytes = b""  # int32 [T]
+
+    @property
+    def is_packed(self) -> bool:
+        return self.format == "packed"
+
+    def __len__(self) -> int:
+        return len(self.ranks) // 4 if self.is_packed else len(self.content or ())
+
+    def arrays(self) -> LogprobArrays:
+        """Both formats as arrays; packed ones without a copy."""
+        from tokenwire.client import arrays
+
+        return arrays.unpack(self) if self.is_packed else arrays.from_content(self.content or [])
+
+    def sampled(self) -> NDArray[np.float32]:
+        """[T]: the score of each sampled token."""
+        return self.arrays().sampled
+
+
+class PromptLogprob(msgspec.Struct, frozen=True, kw_only=True):
+    logprob: float
+    rank: int | None = None
+    decoded_token: str | None = None
+
+
+PromptLogprobs = list[dict[int, PromptLogprob] | None] | ReplyLogprobs
+
+
+class RoutedExperts(msgspec.Struct, frozen=True, kw_only=True):
+    """Raw array with its shape [tokens, layers, experts per token]; row 0 is token `start` of the sequence."""
+
+    data: bytes
+    shape: list[int]
+    dtype: str
+    start: int = 0
+
+
+class PlaceholderRange(msgspec.Struct, frozen=True, kw_only=True):
+    offset: int
+    length: int
+
+
+class TokensChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """One sequence, or in a chunk the next part of one. `token_ids` is None where reasoning is hidden."""
+
+    index: int = 0
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    token_ids: list[int] | None = None
+    logprobs: ReplyLogprobs | None = None
+    weight_versions: list[WeightVersionSpan] | None = None
+    sampling_mask: list[list[int]] | None = None
+    routed_experts: bytes | RoutedExperts | None = None
+
+    def routed_experts_array(self) -> NDArray[np.generic] | None:
+        """[tokens, layers, experts per token] from either format; None if the reply has none."""
+        from tokenwire.client import arrays
+
+        if self.routed_experts is None:
+            return None
+        if isinstance(self.routed_experts, bytes):
+            return arrays.read_npy(self.routed_experts)
+        return arrays.read_raw(self.routed_experts.data, self.routed_experts.shape, self.routed_experts.dtype)
+
+
+class TextChoice(TokensChoice, frozen=True, kw_only=True):
+    """In a chunk, `text` is the new part."""
+
+    text: str = ""
+    text_token_count: int | None = None
+
+
+class DerenderChoice(TokensChoice, frozen=True, kw_only=True):
+    message: Message
+
+
+class DerenderDeltaChoice(TokensChoice, frozen=True, kw_only=True):
+    delta: DeltaMessage = DeltaMessage()
+
+
+class GenerateResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole reply; `choices` are of the type that `output_mode` names (a reply without it is `tokens`)."""
+
+    request_id: str
+    choices: Sequence[TokensChoice]
+    model: str | None = None
+    created: int | None = None
+    usage: UsageInfo | None = None
+    prompt_logprobs: PromptLogprobs | None = None
+    prompt_token_id_logprobs: bytes | None = None
+    """`.npy` bytes, float32 [prompt_len - 1 - start, num_ids]; see `arrays.read_npy`."""
+    prompt_token_ids: list[int] | None = None
+    mm_placeholders: dict[str, list[PlaceholderRange]] | None = None
+    metrics: PerRequestMetrics | None = None
+    kv_transfer_params: dict[str, Any] | None = None
+    ec_transfer_params: dict[str, Any] | None = None
+    output_mode: str = "tokens"
+
+    @property
+    def _first(self) -> TokensChoice:
+        if not self.choices:
+            raise BadReplyError("the reply has no choices")
+        return self.choices[0]
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Ids of the first choice. Raises `BadReplyError` if the reply hides them."""
+        ids = self._first.token_ids
+        if ids is None:
+            raise BadReplyError("the reply has no token_ids (include_reasoning=false hides them)")
+        return ids
+
+    @property
+    def text(self) -> str:
+        """Text of the first choice, at output_mode "text"."""
+        choice = self._first
+        if not isinstance(choice, TextChoice):
+            raise BadReplyError(f'a reply of output_mode "{self.output_mode}" has no text')
+        return choice.text
+
+    @property
+    def message(self) -> Message:
+        """Message of the first choice, at output_mode "derender"."""
+        choice = self._first
+        if not isinstance(choice, DerenderChoice):
+            raise BadReplyError(f'a reply of output_mode "{self.output_mode}" has no message')
+        return choice.message
+
+
+class GenerateChunk(msgspec.Struct, frozen=True, kw_only=True):
+    """One stream event: one choice's next part, or (without choices) the last event with the total usage."""
+
+    request_id: str = ""
+    choices: Sequence[TokensChoice] = ()
+    usage: UsageInfo | None = None
+    prompt_logprobs: PromptLogprobs | None = None
+    prompt_token_id_logprobs: bytes | None = None
+    prompt_token_ids: list[int] | None = None
+    mm_placeholders: dict[str, list[PlaceholderRange]] | None = None
+    metrics: PerRequestMetrics | None = None
+    kv_transfer_params: dict[str, Any] | None = None
+    ec_transfer_params: dict[str, Any] | None = None
+    output_mode: str = "tokens"
+
+
+class Rendered:
+    """A prompt made by render: the whole generate request, also those of its fields that are not known here."""
+
+    __slots__ = ("body",)
+
+    def __init__(self, body: Mapping[str, Any]) -> None:
+        ids = body.get("token_ids")
+        if not isinstance(ids, list) or not ids or not all(type(i) is int for i in ids):
+            raise BadReplyError("a rendered prompt must have token_ids, a list of integers that is not empty")
+        self.body = dict(body)
+
+    @property
+    def token_ids(self) -> list[int]:
+        ids: list[int] = self.body["token_ids"]
+        return ids
+
+    @property
+    def sampling_params(self) -> dict[str, Any]:
+        return dict(self.body.get("sampling_params") or {})
+
+    def __repr__(self) -> str:
+        return f"Rendered(request_id={self.body.get('request_id')!r}, {len(self.token_ids)} token_ids)"
+
+
+class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
+    """An entry of `/v1/models`; an adapter names its `parent`."""
+
+    id: str
+    root: str | None = None
+    parent: str | None = None
+    max_model_len: int | None = None
+    owned_by: str = ""
+    created: int = 0
+
+
+class ModelList(msgspec.Struct, frozen=True, kw_only=True):
+    data: list[ModelCard]
+
+    def __iter__(self) -> Iterator[ModelCard]:
+        return iter(self.data)
+
+
+class TokenizeResponse(msgspec.Struct, frozen=True, kw_only=True):
+    tokens: list[int]
+    count: int = 0
+    max_model_len: int | None = None
+    token_strs: list[str] | None = None
+
+
+class DetokenizeResponse(msgspec.Struct, frozen=True, kw_only=True):
+    prompt: str
+
+
+class AbortResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """Ids that were running, and ids that were not; both None from a server that answers without saying."""
+
+    aborted: list[str] | None = None
+    unknown: list[str] | None = None
+
+
+class DerenderedChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """A choice of `/v1/chat/completions/derender` (`message`) or `/v1/completions/derender` (`text`)."""
+
+    index: int = 0
+    message: Message | None = None
+    text: str | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    logprobs: Any = None
+
+
+class DerenderResponse(msgspec.Struct, frozen=True, kw_only=True):
+    id: str = ""
+    model: str = ""
+    created: int = 0
+    choices: list[DerenderedChoice]
+    usage: UsageInfo | None = None
+    kv_transfer_params: dict[str, Any] | None = None
+    ec_transfer_params: dict[str, Any] | None = None
+
+
+class DerenderChunk(msgspec.Struct, frozen=True, kw_only=True):
+    """The derendered form of one chunk, and the state to send with the next one, to be passed on unread."""
+
+    chunk: dict[str, Any] | None
+    stream_state: dict[str, Any] | UnsetType = UNSET
