@@ -7,6 +7,7 @@ so far, and takes the sampled ids as they came; text is never encoded again.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -15,8 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenwire.client.errors import BadReplyError
-from tokenwire.client.replies import DerenderChoice, GenerateResponse, TokensChoice
-from tokenwire.wire.generate import Message, ToolCall
+from tokenwire.client.record import TrainingRecord
+from tokenwire.client.replies import DerenderChoice, GenerateResponse, Rendered, TokensChoice
+from tokenwire.errors import InvalidRequestError, PrefixMismatchError
+from tokenwire.wire.generate import Message, ToolCall, WeightVersionSpan
 
 Parse = Literal["generate", "derender"]
 """Who turns ids into a message: generate itself (output_mode "derender"), or the derender route afterwards."""
