@@ -29,10 +29,8 @@ def decode(kind: type[T], body: bytes, fmt: Format = "json") -> tuple[T, tuple[s
     """
     try:
         return _decoder(kind, fmt).decode(body), ()
-    except msgspec.ValidationError:
-        value = _plain(body, fmt)
-    except (msgspec.DecodeError, RecursionError, ValueError) as exc:
-        value = _plain_or_fail(body, fmt, exc)
+    except (msgspec.MsgspecError, RecursionError, ValueError) as exc:
+        value = _plain(body, fmt, exc)
     return _decode_leniently(kind, value)
 
 
@@ -63,27 +61,23 @@ def _decode_leniently(kind: type[T], value: Any) -> tuple[T, tuple[str, ...]]:
         raise BodyValidationError([(where, sentence)]) from exc
 
 
-def _plain(body: bytes, fmt: Format) -> Any:
-    if fmt == "msgpack":
-        return msgspec.msgpack.decode(body)
-    try:
-        return msgspec.json.decode(body)
-    except msgspec.ValidationError:
-        return json.loads(body)  # integers beyond 64 bits
-
-
-def _plain_or_fail(body: bytes, fmt: Format, exc: Exception) -> Any:
-    if isinstance(exc, RecursionError):
-        raise BodyValidationError([("body", "JSON decode error: the body is nested too deeply")]) from exc
+def _plain(body: bytes, fmt: Format, cause: Exception) -> Any:
+    """The body as plain objects, with NaN literals and integers of any size; or the reason why it is none."""
     if not body:
-        raise BodyValidationError([("body", "Field required (the body is empty)")]) from exc
-    if fmt == "json":
-        try:
-            return json.loads(body)  # NaN and Infinity literals
-        except (ValueError, RecursionError):
-            pass
+        raise BodyValidationError([("body", "Field required (the body is empty)")]) from cause
+    try:
+        return json.loads(body) if fmt == "json" else msgspec.msgpack.decode(body)
+    except RecursionError as exc:
+        reason: Exception | str = "the body is nested too deeply"
+        cause = exc
+    except (ValueError, msgspec.MsgspecError) as exc:
+        reason = cause if isinstance(cause, msgspec.DecodeError) and not _is_shape(cause) else exc
     noun = "JSON" if fmt == "json" else "MessagePack"
-    raise BodyValidationError([("body", f"{noun} decode error: {exc}")]) from exc
+    raise BodyValidationError([("body", f"{noun} decode error: {reason}")]) from cause
+
+
+def _is_shape(cause: Exception) -> bool:
+    return isinstance(cause, msgspec.ValidationError)
 
 
 def _array_to_list(value: Any) -> Any:
