@@ -18,8 +18,8 @@ class TokenConstraint(Protocol):
     def fill(self, bitmask: NDArray[np.int32]) -> bool:
         """Write one bit per id, 1 = allowed, into a row of int32 words; False if nothing is forbidden."""
 
-    def accept(self, token_id: int) -> None:
-        """Advance by one token."""
+    def accept(self, token_id: int) -> bool:
+        """Advance by one token; False, and no change, if it is forbidden."""
 
 
 class TokenCounts:
@@ -173,15 +173,18 @@ class SequenceSampler:
             self.adjusts or self.grammar or self.forced or self.return_mask or self.wants_scores
         )
 
-    def append(self, token_id: int) -> None:
-        """Take one accepted token into the history."""
+    def append(self, token_id: int) -> bool:
+        """Take one token into the history.
+
+        False if the grammar forbids it: other parameters left no allowed token with a finite logit. The sequence
+        cannot go on then.
+        """
         self.num_output_tokens += 1
         if self.counts is not None:
             self.counts.append(token_id)
         if self.bad_words:
             self._last_tokens.append(token_id)
-        if self.grammar is not None:
-            self.grammar.accept(token_id)
+        return self.grammar is None or self.grammar.accept(token_id)
 
     def forbidden_now(self) -> list[int]:
         """The ids that would complete a bad word at the next position."""
