@@ -1,0 +1,62 @@
+"""What a call syntax is to the machine.
+
+The border it guards: a syntax object holds data only; all that changes is in the `ParserState` it is handed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from tokenwire.derender.parser.emit import Emitter
+    from tokenwire.derender.parser.state import ParserState
+
+WAIT = -1
+"""A step's answer when it can say nothing without more text."""
+
+
+class Machine(Protocol):
+    """What a syntax sees of the machine."""
+
+    @property
+    def s(self) -> ParserState: ...
+    @property
+    def emit(self) -> Emitter: ...
+    @property
+    def final(self) -> bool: ...
+
+
+class CallSyntax(Protocol):
+    """Reads calls from the marker that opens them to the text that follows them."""
+
+    @property
+    def openers(self) -> tuple[str, ...]:
+        """Markers in the content that may begin calls."""
+        ...
+
+    def accepts(self, m: Machine, marker: str) -> bool:
+        """Whether the marker means calls where it stands."""
+        ...
+
+    def open(self, m: Machine, marker: str, pos: int) -> int:
+        """The marker was read up to `pos`. Sets the mode; gives where to go on."""
+        ...
+
+    def step(self, m: Machine, text: str, pos: int) -> int:
+        """Reads on from `pos`; gives where to go on, or `WAIT`. Going on at `pos` means the mode has changed."""
+        ...
+
+    def finish(self, m: Machine, rest: str) -> None:
+        """The output ends here; `rest` was not read."""
+        ...
+
+
+SPACE = " \t\r\n"
+
+
+def skip_space(text: str, pos: int) -> int:
+    """The first position from `pos` on that is no JSON white space."""
+    size = len(text)
+    while pos < size and text[pos] in SPACE:
+        pos += 1
+    return pos
