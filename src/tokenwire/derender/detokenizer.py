@@ -20,7 +20,7 @@ from tokenwire.errors import InvalidStateError
 PROMPT_TAIL = 16
 """Prompt tokens looked at to seed decoding; 4 bytes of one character, with skipped special tokens between them."""
 MAX_WAITING = 256
-"""Bytes or characters that may wait. Only output that is no UTF-8 for long gets there; it is then given out as it is."""
+"""Bytes or characters that may wait. Only output that is no UTF-8 for long gets there; then it is given out."""
 WINDOW = 6
 """Tokens decoded together where tokens have no text of their own."""
 
@@ -51,13 +51,24 @@ class DetokenizerOptions:
 class IncrementalDetokenizer:
     """Decodes one sequence. `feed` and `feed_each` take the next ids, in any grouping, with the same joined text."""
 
-    __slots__ = ("_held", "_last_added", "_options", "_owed", "_read", "_strip", "_table", "_vocab", "_waiting", "_window")
+    __slots__ = (
+        "_held",
+        "_last_added",
+        "_options",
+        "_owed",
+        "_read",
+        "_strip",
+        "_table",
+        "_vocab",
+        "_waiting",
+        "_window",
+    )
 
     def __init__(
         self,
         vocabulary: Vocabulary,
         prompt_token_ids: Sequence[int] = (),
-        options: DetokenizerOptions = DetokenizerOptions(),  # noqa: B008  frozen
+        options: DetokenizerOptions = DetokenizerOptions(),
         *,
         verbatim: bool = False,
     ) -> None:
@@ -198,7 +209,7 @@ class IncrementalDetokenizer:
         cls,
         vocabulary: Vocabulary,
         state: DetokenizerState,
-        options: DetokenizerOptions = DetokenizerOptions(),  # noqa: B008
+        options: DetokenizerOptions = DetokenizerOptions(),
         *,
         verbatim: bool = False,
     ) -> IncrementalDetokenizer:

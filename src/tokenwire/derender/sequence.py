@@ -18,7 +18,7 @@ from tokenwire.derender.vocabulary import Vocabulary
 from tokenwire.errors import InvalidStateError
 
 MAX_HELD_TOKENS = 256
-"""Ids that wait at most (skipped special tokens may follow a held one without end); then they go ahead of their text."""
+"""Ids that wait at most (skipped special tokens may follow a held one without end); then they go before their text."""
 MAX_HELD_CHARS = 1 << 14
 """Bound of the text that a state may hold back beyond the longest stop string; one token's text is far shorter."""
 
@@ -98,7 +98,7 @@ class SequenceText:
         return self._release(len(texts), count, chars)
 
     def _free(self, waiting: int) -> tuple[int, int]:
-        """How many held tokens, and how much of the unsent text, are free when the last `waiting` characters are not."""
+        """How many held tokens, and how much unsent text, are free when the last `waiting` characters are not."""
         if waiting == 0:
             return len(self._held), len(self._unsent)
         count, chars = len(self._held), 0

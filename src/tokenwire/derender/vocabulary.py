@@ -135,9 +135,9 @@ def _is_sentencepiece_step(step: dict[str, Any]) -> bool:
         case "Metaspace" | "ByteFallback" | "Fuse":
             return True
         case "Replace":
-            return step["content"] == " " and "String" in step["pattern"]
+            return bool(step["content"] == " " and "String" in step["pattern"])
         case "Strip":
-            return step["content"] == " " and step["stop"] == 0
+            return bool(step["content"] == " " and step["stop"] == 0)
         case _:
             return False
 

@@ -173,6 +173,8 @@ class EngineOutput:
     ec_transfer_params: dict[str, Any] | None = None
     text: str | None = None
     """Set by the service's text stage; engines leave it None."""
+    text_token_count: int | None = None
+    """Set by the text stage with a stop string: how many ids of the sequence the text covers."""
 
     def absorb(self, later: EngineOutput) -> None:
         """Append a later output of the same sequence and weight version."""
@@ -194,6 +196,7 @@ class EngineOutput:
 
 
 _LAST_WINS = (
+    "text_token_count",
     "weight_version",
     "routed_experts",
     "weight_versions",

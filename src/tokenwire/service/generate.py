@@ -116,7 +116,7 @@ class GenerateService:
         if text is None or not prepared.needs_text:
             return [ChoiceRun(None) for _ in range(prepared.n)]
         prompt, sampling = engine_request.prompt_token_ids, engine_request.sampling
-        return [ChoiceRun(text.stage(prompt, sampling)) for _ in range(prepared.n)]
+        return [ChoiceRun(text.stage(prompt, sampling, prepared.request.output_mode)) for _ in range(prepared.n)]
 
     async def _outputs(
         self, prepared: PreparedGenerate, runs: list[ChoiceRun], facts: RequestFacts

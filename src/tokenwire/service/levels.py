@@ -131,8 +131,8 @@ class TextTools(Protocol):
     def decoded_token(self, token_id: int) -> str:
         """The text of one id on its own, special tokens included."""
 
-    def stage(self, prompt_token_ids: list[int], sampling: SamplingParams) -> TextStage:
-        """A fresh text stage for one choice."""
+    def stage(self, prompt_token_ids: list[int], sampling: SamplingParams, mode: OutputMode) -> TextStage:
+        """A fresh text stage for one choice of a reply at level `mode`."""
 
     def level(self, request: GenerateRequest, sampling: SamplingParams, shape: Shape) -> Level:
         """The level of `request.output_mode`. Raises `InvalidRequestError` for a bad parse_context."""
