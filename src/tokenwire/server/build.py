@@ -1,0 +1,89 @@
+"""From settings and a started engine to a server: the one place where the parts are put together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from tokenwire.engine.base import Engine
+from tokenwire.server.context import Server
+from tokenwire.server.metrics import Metrics
+from tokenwire.server.observers import LogObserver, MetricsObserver, Observers
+from tokenwire.server.tracing import otlp_observer
+from tokenwire.service.context import ServiceOptions
+from tokenwire.service.generate import GenerateService
+from tokenwire.service.models import ModelRegistry
+from tokenwire.service.observer import Observer
+from tokenwire.settings import ModelSettings, Settings
+
+if TYPE_CHECKING:
+    from tokenwire.render.tokenizer import Tokenizer
+    from tokenwire.service.levels import TextTools
+
+
+def build_server(
+    settings: Settings,
+    engine: Engine | None = None,
+    *,
+    tokenizer: Tokenizer | None = None,
+    text: TextTools | None = None,
+) -> Server:
+    """`engine` has started, or is None for a front end that only renders and derenders.
+
+    Raises `SettingsError` for a setting that needs a package which is not there.
+    """
+    model = settings.model
+    root = model.model or (engine.info.model if engine is not None else "none")
+    models = ModelRegistry(
+        model.served_model_name or [root], root=root, skip_validation=settings.access.skip_model_name_validation
+    )
+    metrics = Metrics(model_name=models.name)
+    server = Server(settings=settings, models=models, metrics=metrics, engine=engine, tokenizer=tokenizer)
+    observers: list[Observer] = [server.live]
+    if not settings.logs.disable_log_stats:
+        observers.append(MetricsObserver(metrics))
+    if settings.logs.enable_log_requests:
+        server.log = LogObserver(settings.logs)
+        observers.append(server.log)
+    if settings.logs.otlp_traces_endpoint:
+        server.tracing = otlp_observer(settings.logs.otlp_traces_endpoint)
+        observers.append(server.tracing)
+    if engine is not None:
+        options = service_options(settings, engine.info.default_sampling_params)
+        server.generate = GenerateService(engine, models, options, text=text, observer=Observers(observers))
+    return server
+
+
+def service_options(settings: Settings, engine_defaults: Mapping[str, Any]) -> ServiceOptions:
+    """What the token service is told; `engine_defaults` are the generation config's, as the engine read it."""
+    limits, output = settings.limits, settings.output
+    overrides = sampling_names(settings.model.override_generation_config)
+    return ServiceOptions(
+        tokens_only=settings.model.tokens_only,
+        enable_prompt_tokens_details=output.enable_prompt_tokens_details,
+        return_tokens_as_token_ids=output.return_tokens_as_token_ids,
+        logprob_token_field=output.logprob_token_field,
+        per_request_spec_decode_metrics=output.per_request_spec_decode_metrics,
+        max_num_queued_reqs=limits.max_num_queued_reqs,
+        max_num_queued_tokens=limits.max_num_queued_tokens,
+        skip_model_name_validation=settings.access.skip_model_name_validation,
+        strict_fields=settings.access.strict_fields,
+        max_n=limits.max_n_sequences,
+        max_bad_words=limits.max_num_bad_words,
+        default_sampling_params={**engine_defaults, **overrides},
+        override_max_tokens=_override_max_tokens(settings.model, engine_defaults),
+    )
+
+
+def sampling_names(generation_config: Mapping[str, Any]) -> dict[str, Any]:
+    """A generation config under sampling_params names."""
+    return {("max_tokens" if name == "max_new_tokens" else name): value for name, value in generation_config.items()}
+
+
+def _override_max_tokens(model: ModelSettings, engine_defaults: Mapping[str, Any]) -> int | None:
+    """PROTOCOL 1.5: an operator's own folder caps with its `max_new_tokens`, otherwise the override does."""
+    if model.generation_config not in ("auto", "vllm"):
+        cap = engine_defaults.get("max_tokens")
+    else:
+        cap = model.override_generation_config.get("max_new_tokens")
+    return cap if isinstance(cap, int) else None

@@ -1,0 +1,86 @@
+"""Everything a route may need, built once: the state of one server, kept on the app and in no module."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, cast
+
+from prometheus_client import CollectorRegistry
+from starlette.types import Scope
+
+from tokenwire.engine.base import Engine, EngineStatus
+from tokenwire.server.metrics import Metrics
+from tokenwire.server.observers import LiveObserver, LogObserver
+from tokenwire.server.tracing import TracingObserver
+from tokenwire.service.generate import GenerateService
+from tokenwire.service.models import ModelRegistry
+from tokenwire.settings import Settings
+
+if TYPE_CHECKING:
+    from tokenwire.render.tokenizer import Tokenizer
+
+
+@dataclass(slots=True, kw_only=True)
+class Server:
+    """A front end without an engine has neither `engine` nor `generate`, and no routes that need them."""
+
+    settings: Settings
+    models: ModelRegistry
+    metrics: Metrics
+    engine: Engine | None = None
+    generate: GenerateService | None = None
+    tokenizer: Tokenizer | None = None
+    log: LogObserver | None = None
+    """Set when requests are logged."""
+    tracing: TracingObserver | None = None
+    live: LiveObserver = field(default_factory=LiveObserver)
+    registry: CollectorRegistry = field(init=False)
+    render_fingerprint: str | None = None
+    created: int = field(default_factory=lambda: int(time.time()))
+    draining: bool = False
+    """The process was told to stop: no new work, and `/readyz` is red."""
+    num_in_flight: int = 0
+    """Requests on generation routes, for `/load`; counted with --enable-server-load-tracking."""
+
+    def __post_init__(self) -> None:
+        self.registry = self.metrics.registry()
+
+    @property
+    def is_healthy(self) -> bool:
+        """False once the engine is dead or starting again."""
+        if self.engine is None:
+            return True
+        return self.engine.status in (EngineStatus.READY, EngineStatus.PAUSED, EngineStatus.FROZEN)
+
+    @property
+    def is_ready(self) -> bool:
+        """Would a request that comes now be served?"""
+        ready = self.engine is None or self.engine.status is EngineStatus.READY
+        return ready and not self.draining
+
+    @property
+    def max_model_len(self) -> int | None:
+        return self.settings.model.max_model_len if self.engine is None else self.engine.info.max_model_len
+
+    def drain(self) -> None:
+        self.draining = True
+        if self.generate is not None:
+            self.generate.draining = True
+
+
+def server_of(scope: Scope) -> Server:
+    """The server that handles this request."""
+    return cast(Server, scope["app"].state.server)
+
+
+def engine_of(server: Server) -> Engine:
+    """The engine, on routes that exist only with one."""
+    assert server.engine is not None
+    return server.engine
+
+
+def generate_of(server: Server) -> GenerateService:
+    """The token service, on routes that exist only with an engine."""
+    assert server.generate is not None
+    return server.generate

@@ -1,0 +1,43 @@
+"""Events of a stream as bytes: server-sent events for JSON, length-prefixed frames for MessagePack.
+
+A MessagePack frame is the length as uint32 little-endian, then that many bytes of one object. Both kinds end with
+the event `[DONE]`, a string in MessagePack, after success and after an error alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from tokenwire.wire.codec import Format, encode
+
+DONE = "[DONE]"
+
+
+def sse(payload: bytes) -> bytes:
+    return b"data: " + payload + b"\n\n"
+
+
+def length_prefixed(payload: bytes) -> bytes:
+    return len(payload).to_bytes(4, "little") + payload
+
+
+def frame_events(events: Iterable[Any], fmt: Format) -> bytes:
+    """All events of one wake-up in one piece."""
+    if fmt == "json":
+        return b"".join([b"data: " + encode(event, "json") + b"\n\n" for event in events])
+    return b"".join([length_prefixed(encode(event, "msgpack")) for event in events])
+
+
+def frame_payload(payload: bytes, fmt: Format) -> bytes:
+    """One event that is already encoded."""
+    return sse(payload) if fmt == "json" else length_prefixed(payload)
+
+
+DONE_FRAMES: dict[Format, bytes] = {
+    "json": sse(DONE.encode()),
+    "msgpack": length_prefixed(msgspec.msgpack.encode(DONE)),
+}
+STREAM_TYPES: dict[Format, bytes] = {"json": b"text/event-stream; charset=utf-8", "msgpack": b"application/msgpack"}

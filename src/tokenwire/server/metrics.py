@@ -1,0 +1,198 @@
+"""Figures of this server for Prometheus: plain numbers on the hot path, shaped only when somebody scrapes.
+
+Everything has a `tokenwire_*` name; what vLLM has too is also shown under vLLM's name, because routers and dashboards
+read those. All times in seconds.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from tokenwire.engine.base import EngineStats
+from tokenwire.server.errors import Status
+
+# vLLM's bounds, so that dashboards made for it fit.
+FIRST_TOKEN_BOUNDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
+TOKEN_BOUNDS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
+REQUEST_BOUNDS = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
+LENGTH_BOUNDS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000, 200000)
+
+
+class Histogram:
+    """Counts by upper bound; one `observe` may stand for many equal observations."""
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = tuple(bounds)
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float, times: int = 1) -> None:
+        self.counts[bisect.bisect_left(self.bounds, value)] += times
+        self.total += value * times
+
+    def cumulative(self) -> list[tuple[str, float]]:
+        rows, running = [], 0
+        for bound, count in zip([*self.bounds, float("inf")], self.counts, strict=True):
+            running += count
+            rows.append(("+Inf" if bound == float("inf") else f"{float(bound)}", float(running)))
+        return rows
+
+
+@dataclass(slots=True)
+class Metrics:
+    """Written by the observer and the error layer, read by the collector."""
+
+    model_name: str = ""
+    num_requests: int = 0
+    prompt_tokens: int = 0
+    cached_prompt_tokens: int = 0
+    generation_tokens: int = 0
+    num_left: int = 0
+    """Requests that ended before their last token: client gone, or an error."""
+    finished: Counter[str] = field(default_factory=Counter)
+    """By finish reason."""
+    errors: Counter[tuple[str, int]] = field(default_factory=Counter)
+    """By error type and status."""
+    unknown_fields: Counter[str] = field(default_factory=Counter)
+    time_to_first_token: Histogram = field(default_factory=lambda: Histogram(FIRST_TOKEN_BOUNDS))
+    inter_token: Histogram = field(default_factory=lambda: Histogram(TOKEN_BOUNDS))
+    time_per_output_token: Histogram = field(default_factory=lambda: Histogram(TOKEN_BOUNDS))
+    request_latency: Histogram = field(default_factory=lambda: Histogram(REQUEST_BOUNDS))
+    prompt_length: Histogram = field(default_factory=lambda: Histogram(LENGTH_BOUNDS))
+    output_length: Histogram = field(default_factory=lambda: Histogram(LENGTH_BOUNDS))
+    engine: EngineStats = field(default_factory=EngineStats)
+    """The newest snapshot."""
+    engine_up: bool = True
+
+    def error(self, status: Status) -> None:
+        self.errors[status.type, status.code] += 1
+
+    def registry(self) -> CollectorRegistry:
+        """A registry of its own: two servers in one process do not mix."""
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(_MetricsCollector(self))
+        ProcessCollector(registry=registry)
+        return registry
+
+
+@dataclass(slots=True, frozen=True)
+class _Row:
+    name: str
+    alias: str | None
+    help: str
+    source: str
+    """Attribute of `Metrics`, or `engine.X` of the newest engine snapshot."""
+
+
+_COUNTERS = (
+    _Row("requests", None, "Requests that passed all checks.", "num_requests"),
+    _Row("requests_left", None, "Requests that ended early: client gone, or an error.", "num_left"),
+    _Row("prompt_tokens", "prompt_tokens", "Prompt tokens of requests that got a first token.", "prompt_tokens"),
+    _Row("prompt_tokens_cached", "prompt_tokens_cached", "Prompt tokens not computed.", "cached_prompt_tokens"),
+    _Row("generation_tokens", "generation_tokens", "Tokens generated.", "generation_tokens"),
+    _Row("prefix_cache_queries", "prefix_cache_queries", "Prompt tokens looked up.", "engine.prefix_cache_queries"),
+    _Row("prefix_cache_hits", "prefix_cache_hits", "Prompt tokens found.", "engine.prefix_cache_hits"),
+    _Row("preemptions", "num_preemptions", "Sequences put back to make room.", "engine.num_preemptions"),
+    _Row("engine_steps", None, "Engine steps.", "engine.num_steps"),
+)
+_GAUGES = (
+    _Row("requests_running", "num_requests_running", "Sequences running.", "engine.num_running"),
+    _Row("requests_waiting", "num_requests_waiting", "Sequences waiting.", "engine.num_waiting"),
+    _Row("tokens_waiting", None, "Prompt tokens waiting.", "engine.num_waiting_tokens"),
+    _Row("kv_cache_usage", "kv_cache_usage_perc", "Share of KV cache in use, 0 to 1.", "engine.kv_cache_usage"),
+    _Row("engine_up", None, "1 while the engine can serve.", "engine_up"),
+)
+_HISTOGRAMS = (
+    _Row(
+        "time_to_first_token_seconds",
+        "time_to_first_token_seconds",
+        "From arrival to the first token.",
+        "time_to_first_token",
+    ),
+    _Row("inter_token_seconds", "inter_token_latency_seconds", "Between tokens of one request.", "inter_token"),
+    _Row(
+        "time_per_output_token_seconds",
+        "request_time_per_output_token_seconds",
+        "Mean per request, after the first token.",
+        "time_per_output_token",
+    ),
+    _Row("request_seconds", "e2e_request_latency_seconds", "From arrival to the last token.", "request_latency"),
+    _Row("request_prompt_tokens", "request_prompt_tokens", "Prompt length.", "prompt_length"),
+    _Row("request_generation_tokens", "request_generation_tokens", "Tokens generated per request.", "output_length"),
+)
+_OLD_ALIASES = {
+    "vllm:kv_cache_usage_perc": "vllm:gpu_cache_usage_perc",
+    "vllm:inter_token_latency_seconds": "vllm:time_per_output_token_seconds",
+}
+"""Names of older vLLM releases that routers still read."""
+
+
+class _MetricsCollector(Collector):
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterator[Metric]:
+        labels = {"model_name": self._metrics.model_name, "engine": "0"}
+        names, values = list(labels), list(labels.values())
+        for row in _COUNTERS:
+            for name in _names(row):
+                counter = CounterMetricFamily(name, row.help, labels=names)
+                counter.add_metric(values, float(self._read(row.source)))
+                yield counter
+        for row in _GAUGES:
+            for name in _names(row):
+                gauge = GaugeMetricFamily(name, row.help, labels=names)
+                gauge.add_metric(values, float(self._read(row.source)))
+                yield gauge
+        for row in _HISTOGRAMS:
+            histogram: Histogram = self._read(row.source)
+            for name in _names(row):
+                family = HistogramMetricFamily(name, row.help, labels=names)
+                family.add_metric(values, histogram.cumulative(), histogram.total)
+                yield family
+        yield from self._by_label(names, values)
+
+    def _by_label(self, names: list[str], values: list[str]) -> Iterator[Metric]:
+        """Counters with a label of their own."""
+        metrics = self._metrics
+        for name in ("tokenwire_request_success", "vllm:request_success"):
+            success = CounterMetricFamily(name, "Sequences that ended, by reason.", labels=[*names, "finished_reason"])
+            for reason in ("stop", "length", "abort", "error", "repetition"):
+                success.add_metric([*values, reason], metrics.finished[reason])
+            yield success
+        errors = CounterMetricFamily("tokenwire_errors", "Errors told to callers.", labels=[*names, "type", "code"])
+        for (kind, code), count in metrics.errors.items():
+            errors.add_metric([*values, kind, str(code)], count)
+        yield errors
+        unknown = CounterMetricFamily(
+            "tokenwire_unknown_fields", "Request fields that were passed over.", labels=[*names, "field"]
+        )
+        for name, count in metrics.unknown_fields.items():
+            unknown.add_metric([*values, name], count)
+        yield unknown
+
+    def _read(self, source: str) -> Any:
+        owner: Any = self._metrics
+        for part in source.split("."):
+            owner = getattr(owner, part)
+        return owner
+
+
+def _names(row: _Row) -> list[str]:
+    names = [f"tokenwire_{row.name}"]
+    if row.alias is not None:
+        alias = f"vllm:{row.alias}"
+        names.append(alias)
+        if alias in _OLD_ALIASES:
+            names.append(_OLD_ALIASES[alias])
+    return names

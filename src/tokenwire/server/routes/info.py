@@ -1,0 +1,77 @@
+"""`/server_info`: version, what the engine can do, limits, and the render fingerprint (PROTOCOL 2.20)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tokenwire import __version__
+from tokenwire.engine.base import Engine
+from tokenwire.server.context import Server, server_of
+from tokenwire.server.responses import WireResponse
+from tokenwire.server.routing import RouteSpec
+
+
+class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """`engine` is null on a front end; `limits` in tokens, sequences and bytes."""
+
+    version: str
+    model: str
+    served_model_names: list[str]
+    engine: dict[str, Any] | None
+    limits: dict[str, int | None]
+    render_fingerprint: str | None
+    draining: bool
+
+
+def _engine_facts(engine: Engine) -> dict[str, Any]:
+    info = engine.info
+    capabilities = msgspec.to_builtins(info.capabilities)
+    return {
+        "name": info.name,
+        "status": engine.status.value,
+        "vocab_size": info.vocab_size,
+        "eos_token_ids": list(info.eos_token_ids),
+        "default_sampling_params": dict(info.default_sampling_params),
+        "capabilities": {k: sorted(v) if isinstance(v, list) else v for k, v in capabilities.items()},
+        **dict(info.extra),
+    }
+
+
+def _limits(server: Server) -> dict[str, int | None]:
+    limits = server.settings.limits
+    info = None if server.engine is None else server.engine.info
+    return {
+        "max_model_len": server.max_model_len,
+        "max_num_seqs": limits.max_num_seqs if info is None else info.max_num_seqs,
+        "max_logprobs": limits.max_logprobs if info is None else info.max_logprobs,
+        "max_n_sequences": limits.max_n_sequences,
+        "max_num_queued_reqs": limits.max_num_queued_reqs,
+        "max_num_queued_tokens": limits.max_num_queued_tokens,
+        "max_body_bytes": server.settings.network.max_body_bytes,
+    }
+
+
+async def server_info(request: Request) -> Response:
+    server = server_of(request.scope)
+    return WireResponse(
+        ServerInfo(
+            version=__version__,
+            model=server.models.root,
+            served_model_names=list(server.models.served_names),
+            engine=None if server.engine is None else _engine_facts(server.engine),
+            limits=_limits(server),
+            render_fingerprint=server.render_fingerprint,
+            draining=server.draining,
+        )
+    )
+
+
+ROUTES = [
+    RouteSpec(
+        path="/server_info", endpoint=server_info, summary="Version, capabilities and limits.", response=ServerInfo
+    )
+]

@@ -1,0 +1,30 @@
+"""Settings: one table of fields, read once at the start from flags, environment and a YAML file."""
+
+from tokenwire.settings.groups import (
+    AccessSettings,
+    EngineSettings,
+    LimitSettings,
+    LogSettings,
+    ModelSettings,
+    NetworkSettings,
+    OutputSettings,
+    Settings,
+)
+from tokenwire.settings.option import SettingsError
+from tokenwire.settings.sources import Loaded, Parser, load, make_parser
+
+__all__ = [
+    "AccessSettings",
+    "EngineSettings",
+    "LimitSettings",
+    "Loaded",
+    "LogSettings",
+    "ModelSettings",
+    "NetworkSettings",
+    "OutputSettings",
+    "Parser",
+    "Settings",
+    "SettingsError",
+    "load",
+    "make_parser",
+]

@@ -1,0 +1,166 @@
+"""Every setting there is, in the groups in which the help shows them.
+
+A field is a setting: `max_num_seqs` is the flag `--max-num-seqs`, the variable `TOKENWIRE_MAX_NUM_SEQS` and the file
+key `max_num_seqs` (or `max-num-seqs`). Names are unique over all groups, and vLLM's where the meaning is vLLM's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from tokenwire.settings.option import option
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class ModelSettings:
+    """Model"""
+
+    model: str | None = option(help="Folder, GGUF file or hub name of the weights; without one, SmolLM2-135M-Instruct.")
+    engine: Literal["local", "null"] = option(
+        "local", help="What makes the tokens: the built-in PyTorch engine, or none (instant known tokens, for tests)."
+    )
+    served_model_name: list[str] = option(
+        [], metavar="NAME", help="Names that requests may use; the first one stands in replies. Default: the model."
+    )
+    tokenizer: str | None = option(help="Folder or file of the tokenizer. Default: beside the weights.")
+    tokens_only: bool = option(False, help="Ids in, ids out: load no tokenizer, refuse whatever needs text.")
+    skip_tokenizer_init: bool = option(False, help="Load no tokenizer; requests that need one are refused.")
+    max_model_len: int | None = option(
+        minimum=1, help="Longest prompt plus output, in tokens (4k, 4K). Default: the model's."
+    )
+    generation_config: str = option(
+        "auto", help="Where sampling defaults come from: auto (the model), vllm (neutral values), or a folder."
+    )
+    override_generation_config: dict[str, Any] = option(
+        {}, metavar="JSON", help="Sampling defaults that win over the generation config."
+    )
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class NetworkSettings:
+    """Network"""
+
+    host: str = option("127.0.0.1", help="Address to listen on; 0.0.0.0 for all.")
+    port: int = option(8000, minimum=0, maximum=65535, help="Port to listen on; 0 takes a free one.")
+    uds: str | None = option(metavar="PATH", help="Listen on a Unix socket instead.")
+    root_path: str = option("", help="Path prefix that a proxy in front strips.")
+    ssl_keyfile: str | None = option(metavar="FILE", help="TLS private key.")
+    ssl_certfile: str | None = option(metavar="FILE", help="TLS certificate.")
+    ssl_ca_certs: str | None = option(metavar="FILE", help="CA certificates that clients must be signed by.")
+    ssl_cert_reqs: int = option(0, minimum=0, maximum=2, help="Client certificates: 0 no, 1 optional, 2 required.")
+    ssl_ciphers: str = option("TLSv1", help="TLS ciphers, in OpenSSL's notation.")
+    allowed_origins: list[str] = option([], metavar="JSON", help="Origins allowed by CORS; none: CORS is off.")
+    allowed_methods: list[str] = option(["*"], metavar="JSON", help="Methods allowed by CORS.")
+    allowed_headers: list[str] = option(["*"], metavar="JSON", help="Headers allowed by CORS.")
+    allow_credentials: bool = option(False, help="Allow credentials in CORS requests.")
+    max_body_bytes: int = option(128 * 2**20, minimum=1, help="Largest request body, in bytes (64M).")
+    http_timeout_keep_alive: int = option(5, minimum=0, help="Seconds that an idle connection is kept.")
+    h11_max_incomplete_event_size: int = option(
+        4 * 2**20, minimum=1, help="Largest request head in bytes, where the h11 parser is used."
+    )
+    shutdown_timeout: float = option(30.0, minimum=0, help="Seconds that running requests get to finish after SIGTERM.")
+    api_server_count: int = option(1, minimum=1, maximum=1, help="Front-end processes over one engine.")
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class AccessSettings:
+    """Access"""
+
+    api_key: list[str] = option(
+        [], metavar="KEY", secret=True, help="Keys that /v1, /v2, /inference and control routes accept."
+    )
+    allow_unauthenticated_admin: bool = option(
+        False, help="Without a key, let control routes answer callers from other machines too."
+    )
+    enable_request_id_headers: bool = option(False, help="Answer with X-Request-Id (the caller's, else a new one).")
+    skip_model_name_validation: bool = option(False, help="Accept any `model` in requests.")
+    strict_fields: bool = option(False, help="Refuse unknown request fields instead of logging them once.")
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class LimitSettings:
+    """Limits and scheduling"""
+
+    max_num_seqs: int = option(256, minimum=1, help="Sequences that run at once.")
+    max_num_batched_tokens: int | None = option(minimum=1, help="Tokens computed in one step. Default: the engine's.")
+    max_num_queued_reqs: int | None = option(
+        minimum=0, help="Sequences in flight before new requests get 503. Default: no limit."
+    )
+    max_num_queued_tokens: int | None = option(
+        minimum=0, help="Prompt tokens waiting before new requests get 503. Default: no limit."
+    )
+    max_logprobs: int = option(20, minimum=-1, help="Largest `logprobs`; -1: the whole vocabulary.")
+    logprobs_mode: Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"] = option(
+        "raw_logprobs", help="Which scores are returned."
+    )
+    stream_interval: int = option(1, minimum=1, help="Tokens per stream chunk.")
+    scheduling_policy: Literal["fcfs", "priority"] = option("fcfs", help="Order of waiting requests.")
+    max_n_sequences: int = option(16384, minimum=1, help="Largest `n` of any request.")
+    max_num_bad_words: int = option(128, minimum=0, help="Most `bad_words` of one request.")
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class OutputSettings:
+    """Replies"""
+
+    logprob_token_field: bool = option(False, help='Logprob entries also have `token: "token_id:N"`.')
+    return_tokens_as_token_ids: bool = option(False, help="Logprobs of text levels show token_id:N instead of text.")
+    enable_prompt_tokens_details: bool = option(False, help="Report cached_tokens in usage.")
+    per_request_spec_decode_metrics: Literal["none", "summary", "detailed"] = option(
+        "none", help="Speculative-decoding figures in `metrics`."
+    )
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class LogSettings:
+    """Logs, metrics and tracing"""
+
+    log_level: Literal["debug", "info", "warning", "error"] = option("info", help="Least severity that is logged.")
+    enable_log_requests: bool = option(False, help="Log id, sampling and adapter of every request; ids at debug.")
+    enable_log_outputs: bool = option(False, help="Log the ids of every reply; needs --enable-log-requests.")
+    enable_log_deltas: bool = option(True, help="With output logging, log streamed replies too.")
+    max_log_len: int | None = option(minimum=0, help="Most ids of one request in the log.")
+    disable_uvicorn_access_log: bool = option(False, help="Log no line per HTTP request.")
+    disable_access_log_for_endpoints: list[str] = option(
+        [], metavar="PATHS", help="Paths that the access log leaves out, as /health,/metrics."
+    )
+    log_error_stack: bool = option(False, help="Log the stack of errors that are the caller's fault too.")
+    disable_log_stats: bool = option(False, help="Collect no request metrics.")
+    enable_server_load_tracking: bool = option(False, help="Count requests in flight for /load.")
+    otlp_traces_endpoint: str | None = option(metavar="URL", help="Send one trace span per request there (OTLP).")
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class EngineSettings:
+    """Engine"""
+
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
+        "auto", help="Type of weights and cache; auto: float32 on a CPU, else the model's own."
+    )
+    device: str = option("auto", help="auto, cpu, cuda or cuda:N.")
+    block_size: int = option(16, minimum=1, help="Tokens per KV cache block.")
+    num_kv_blocks: int | None = option(minimum=1, help="Size of the KV cache in blocks. Default: from memory.")
+    kv_cache_memory_bytes: int | None = option(minimum=1, help="Size of the KV cache in bytes (4G). Default: chosen.")
+    enable_prefix_caching: bool = option(True, help="Keep the KV cache of prompts for later requests.")
+    num_threads: int | None = option(minimum=1, help="CPU threads of the engine. Default: all cores.")
+    seed: int = option(0, minimum=0, help="Seed of requests that bring none.")
+    fused: bool = option(True, help="Use the fast path for architectures that have one.")
+    trust_remote_code: bool = option(False, help="Run model code that comes with the weights.")
+    load_timeout: float = option(600.0, minimum=0, help="Seconds that loading the model may take.")
+    engine_restarts: int = option(0, minimum=0, help="How often a dead engine is started again.")
+    null_step_ms: float = option(0.0, minimum=0, help="Pause after each step of the null engine.")
+    null_vocab_size: int = option(65536, minimum=1, help="Vocabulary of the null engine.")
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class Settings:
+    """All groups; complete when built."""
+
+    model: ModelSettings = field(default_factory=ModelSettings)
+    network: NetworkSettings = field(default_factory=NetworkSettings)
+    access: AccessSettings = field(default_factory=AccessSettings)
+    limits: LimitSettings = field(default_factory=LimitSettings)
+    output: OutputSettings = field(default_factory=OutputSettings)
+    engine: EngineSettings = field(default_factory=EngineSettings)
+    logs: LogSettings = field(default_factory=LogSettings)
