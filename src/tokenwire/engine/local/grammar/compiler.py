@@ -93,6 +93,10 @@ class GrammarCompiler:
             return failed
         return self._cache.get(source, lambda: self._pool.submit(lambda: self._compile(source)))
 
+    def warm_up(self) -> Future[CompiledGrammar]:
+        """Load the vocabulary in the background (a second or so) before the first request needs it."""
+        return self.submit(StructuredOutputs(json_object=True))
+
     def close(self) -> None:
         """End the threads; futures still open are finished first."""
         self._pool.close()

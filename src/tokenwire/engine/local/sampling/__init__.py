@@ -8,12 +8,14 @@ from tokenwire.engine.local.sampling.prompt import score_prompt, score_prompt_id
 from tokenwire.engine.local.sampling.repetition import has_repetition
 from tokenwire.engine.local.sampling.state import SequenceSampler
 from tokenwire.engine.local.sampling.step import LogprobsMode, SampleOutput, sample
+from tokenwire.engine.local.sampling.thinking import ThinkingMarkers
 from tokenwire.engine.local.sampling.words import tokenize_bad_words
 
 __all__ = [
     "LogprobsMode",
     "SampleOutput",
     "SequenceSampler",
+    "ThinkingMarkers",
     "has_repetition",
     "sample",
     "score_prompt",

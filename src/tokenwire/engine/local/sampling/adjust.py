@@ -1,7 +1,7 @@
 """Adjustments of logits that can change even a greedy choice, in vLLM's order.
 
-allowed ids, bad words, min_tokens, logit bias, penalties. Each works on all its rows at once; cost follows the number
-of ids that are touched, not the vocabulary.
+That is: allowed ids, bad words, min_tokens, logit bias, penalties, thinking budget. Each works on all its rows at once;
+its cost follows the number of ids that are touched, not the vocabulary.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ Rows = Sequence[tuple[int, SequenceSampler]]
 """(row of the logits, its sequence) for the rows to treat."""
 
 NEG_INF = float("-inf")
+FORCED = 1e9  # vLLM's value; it shows in processed scores
 
 
 def adjust(logits: torch.Tensor, rows: Rows) -> None:
@@ -27,6 +28,7 @@ def adjust(logits: torch.Tensor, rows: Rows) -> None:
     forbid_early_stop(logits, [(r, s) for r, s in rows if s.num_output_tokens < s.min_tokens and len(s.stop_ids)])
     add_bias(logits, [(r, s) for r, s in rows if len(s.bias_ids)])
     penalize(logits, [(r, s) for r, s in rows if s.counts is not None])
+    end_thinking(logits, [(r, s) for r, s in rows if s.thinking is not None])
 
 
 def keep_allowed(logits: torch.Tensor, rows: Rows) -> None:
@@ -86,6 +88,12 @@ def penalize(logits: torch.Tensor, rows: Rows) -> None:
     values -= torch.from_numpy(subtract).to(logits.device)
     values -= torch.from_numpy(penalties[:, 2] * (seen > 0)).to(logits.device)
     logits[index] = values
+
+
+def end_thinking(logits: torch.Tensor, rows: Rows) -> None:
+    """A spent thinking budget lifts the forced id above everything; last, so that nothing can weaken it."""
+    forced = [(row, s.thinking.forced_now()) for row, s in rows if s.thinking is not None]
+    _put(logits, [(row, np.array([i], dtype=np.int64)) for row, i in forced if i is not None], FORCED)
 
 
 def _index(logits: torch.Tensor, picks: Sequence[tuple[int, NDArray[np.int64]]]) -> tuple[torch.Tensor, torch.Tensor]:

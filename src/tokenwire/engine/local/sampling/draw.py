@@ -9,12 +9,16 @@ from numpy.typing import NDArray
 _BLOCK = 64
 
 
-def draw_untruncated(scaled: torch.Tensor, uniforms: NDArray[np.float64]) -> NDArray[np.int64]:
+def draw_untruncated(
+    scaled: torch.Tensor, uniforms: NDArray[np.float64]
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """One id per row of [R, V] by inverse CDF, in two levels: find the block, then the id in it.
 
-    A row without a distribution (NaN, or all -inf) gives its argmax.
+    A row without a distribution (NaN, or all -inf) gives its argmax. Also returns the log of each row's largest
+    probability, which the scores need and which costs nothing here.
     """
     probs = scaled.softmax(-1)
+    log_peaks = probs.amax(-1).log_().cpu().numpy()
     rows, width = probs.shape
     rest = -width % _BLOCK
     if rest:
@@ -31,8 +35,7 @@ def draw_untruncated(scaled: torch.Tensor, uniforms: NDArray[np.float64]) -> NDA
     broken = ~np.isfinite(target)
     if broken.any():
         ids[broken] = argmax(scaled[torch.from_numpy(np.flatnonzero(broken)).to(scaled.device)])
-    result: NDArray[np.int64] = ids
-    return result
+    return ids, log_peaks
 
 
 def pick(weights: NDArray[np.float64], target: NDArray[np.float64]) -> NDArray[np.int64]:

@@ -14,11 +14,13 @@ from tokenwire.engine.local.sampling.scores import ScoreAsk, score
 _CHUNK = 64
 
 
-def score_prompt(logits: torch.Tensor, token_ids: Sequence[int] | NDArray[np.int64], k: int) -> Logprobs:
+def score_prompt(
+    logits: torch.Tensor, token_ids: Sequence[int] | NDArray[np.int64], k: int, *, as_logits: bool = False
+) -> Logprobs:
     """`prompt_logprobs`: T positions, from logits [T, V] and the ids [T] they should have predicted.
 
-    k -1 means the whole vocabulary. Always log-probabilities of the untouched logits, whatever the server's
-    logprobs mode is (vLLM's rule). Works in slices, so that memory does not grow with T times V.
+    k -1 means the whole vocabulary; `as_logits` gives logits for scores (the server's two logits modes; nothing
+    processes a prompt). Works in slices, so that memory beside the logits does not grow with T times V.
     """
     width = logits.shape[1]
     ask = ScoreAsk(width if k == -1 else k)
@@ -26,16 +28,18 @@ def score_prompt(logits: torch.Tensor, token_ids: Sequence[int] | NDArray[np.int
     parts = []
     for start in range(0, len(ids), _CHUNK):
         chunk = ids[start : start + _CHUNK]
-        parts += score(logits[start : start + _CHUNK].float(), chunk, [ask] * len(chunk), as_logits=False)
+        parts += score(logits[start : start + _CHUNK].float(), chunk, [ask] * len(chunk), as_logits=as_logits)
     if not parts:
         return Logprobs(np.empty((0, 1), np.int32), np.empty((0, 1), np.float32), np.empty(0, np.int32))
     return Logprobs.concat(parts)
 
 
-def score_prompt_ids(logits: torch.Tensor, rows: Sequence[Sequence[int]]) -> NDArray[np.float32]:
-    """`prompt_logprob_token_ids`: log-probabilities [T, n] of the ids asked for per position; NaN where an id is -1.
+def score_prompt_ids(
+    logits: torch.Tensor, rows: Sequence[Sequence[int]], *, as_logits: bool = False
+) -> NDArray[np.float32]:
+    """`prompt_logprob_token_ids`: log-probabilities (or logits) [T, n] of the ids asked for per position.
 
-    Rows may have different lengths; short ones count as padded with -1.
+    NaN where an id is -1. Rows may have different lengths; short ones count as padded with -1.
     """
     width = max((len(row) for row in rows), default=0)
     table = np.full((len(rows), width), -1, dtype=np.int64)
@@ -44,7 +48,8 @@ def score_prompt_ids(logits: torch.Tensor, rows: Sequence[Sequence[int]]) -> NDA
     result = np.full(table.shape, np.nan, dtype=np.float32)
     for start in range(0, len(rows), _CHUNK):
         ids = torch.from_numpy(table[start : start + _CHUNK]).to(logits.device)
-        values = logits[start : start + _CHUNK].float().log_softmax(-1)
+        values = logits[start : start + _CHUNK].float()
+        values = values if as_logits else values.log_softmax(-1)
         found = values.gather(1, ids.clamp(min=0)).masked_fill_(ids < 0, float("nan"))
         result[start : start + _CHUNK] = found.cpu().numpy()
     return result

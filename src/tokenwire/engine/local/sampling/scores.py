@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from tokenwire.engine.base import Logprobs
 from tokenwire.engine.local.sampling.top import top_values
 
+_SHARED_K = 64
+
 
 @dataclass(slots=True, frozen=True)
 class ScoreAsk:
@@ -22,40 +24,74 @@ class ScoreAsk:
 
 
 def score(
-    values: torch.Tensor, chosen: NDArray[np.int64], asks: Sequence[ScoreAsk], *, as_logits: bool
+    values: torch.Tensor,
+    chosen: NDArray[np.int64],
+    asks: Sequence[ScoreAsk],
+    *,
+    as_logits: bool,
+    log_peaks: NDArray[np.float32] | None = None,
 ) -> list[Logprobs]:
     """One `Logprobs` of one position per row of `values` [R, V] (logits, float32).
 
     The rank of an id is the number of ids with a value at least its own (vLLM's count, so ties share the worst rank);
-    0 if its value is NaN. Ranks are counted on logits, which order ids as log-probabilities do.
+    0 if its value is NaN. Ranks are counted on logits, which order ids as log-probabilities do. `log_peaks` [R] are
+    log-probabilities of each row's largest value where somebody knows them already, else NaN.
     """
-    if as_logits:
-        offset = np.zeros((len(asks), 1), dtype=np.float32)
-        top_value = offset
-    else:
-        top_value, offset = _normalizer(values)
-    shared_k = max(ask.k for ask in asks if ask.token_ids is None) if any(a.token_ids is None for a in asks) else 0
-    rows = torch.arange(len(asks), device=values.device)
+    scale = _Scale.of(values, log_peaks, as_logits)
+    found: list[Logprobs | None] = [None] * len(asks)
+    named = [i for i, ask in enumerate(asks) if ask.token_ids is not None]
+    for i in named:
+        found[i] = _named(values[i].cpu().numpy(), int(chosen[i]), asks[i], scale.rows([i]))
+    # Rows that ask for much would make the others pay for it, so they go by themselves.
+    short = [i for i, ask in enumerate(asks) if ask.token_ids is None and ask.k <= _SHARED_K]
+    long = [[i] for i, ask in enumerate(asks) if ask.token_ids is None and ask.k > _SHARED_K]
+    for rows in [short, *long] if short else long:
+        part = values if len(rows) == len(asks) else values[torch.tensor(rows, device=values.device)]
+        tables = _tables(part, chosen[rows], max(asks[i].k for i in rows), scale.rows(rows))
+        for j, i in enumerate(rows):
+            width = 1 + asks[i].k
+            found[i] = Logprobs(
+                tables.token_ids[j : j + 1, :width], tables.logprobs[j : j + 1, :width], tables.ranks[j : j + 1]
+            )
+    return [logprobs for logprobs in found if logprobs is not None]
+
+
+@dataclass(slots=True, frozen=True)
+class _Scale:
+    """Turns logits into scores, per row: (logit - largest) + log_peak; zeros where logits are the scores."""
+
+    largest: NDArray[np.float32]  # [R, 1]
+    log_peak: NDArray[np.float32]  # [R, 1]
+
+    @staticmethod
+    def of(values: torch.Tensor, log_peaks: NDArray[np.float32] | None, as_logits: bool) -> _Scale:
+        if as_logits:
+            zeros = np.zeros((len(values), 1), dtype=np.float32)
+            return _Scale(zeros, zeros)
+        log_peak = np.full(len(values), np.nan, dtype=np.float32) if log_peaks is None else log_peaks.copy()
+        unknown = np.flatnonzero(np.isnan(log_peak))
+        if len(unknown):
+            part = values if len(unknown) == len(values) else values[torch.from_numpy(unknown).to(values.device)]
+            # The fused softmax is the fastest full pass there is; its largest entry is 1 / sum(exp(value - largest)).
+            log_peak[unknown] = part.softmax(-1).amax(-1).log_().cpu().numpy()
+        return _Scale(values.amax(-1, keepdim=True).cpu().numpy(), log_peak[:, None])
+
+    def rows(self, rows: Sequence[int]) -> _Scale:
+        return _Scale(self.largest[rows], self.log_peak[rows])
+
+    def apply(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
+        with np.errstate(invalid="ignore"):  # a row without any finite logit has NaN for scores
+            return (logits - self.largest) + self.log_peak
+
+
+def _tables(values: torch.Tensor, chosen: NDArray[np.int64], k: int, scale: _Scale) -> Logprobs:
+    """Scores of the chosen id and the best k, for all rows at once."""
+    rows = torch.arange(len(chosen), device=values.device)
     own = values[rows, torch.from_numpy(chosen).to(values.device)].cpu().numpy()
-    width = values.shape[1]
-    best, ids = _best(values, min(shared_k, width))
+    best, ids = _best(values, min(k, values.shape[1]))
     table_ids = np.concatenate([chosen[:, None], ids], axis=1).astype(np.int32)
-    table = (np.concatenate([own[:, None], best], axis=1) - top_value) + offset
-    ranks = _ranks(values, own, best)
-    return [
-        _named(values[i], int(chosen[i]), ask.token_ids, float(top_value[i, 0]), float(offset[i, 0]))
-        if ask.token_ids is not None
-        else Logprobs(table_ids[i : i + 1, : 1 + ask.k], table[i : i + 1, : 1 + ask.k], ranks[i : i + 1])
-        for i, ask in enumerate(asks)
-    ]
-
-
-def _normalizer(values: torch.Tensor) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """(max, log of the largest probability), each [R, 1]: log-probability = (value - max) + log p_max."""
-    largest = values.amax(-1, keepdim=True)
-    # The fused softmax is the fastest full pass there is; its largest entry is 1 / sum(exp(value - max)).
-    log_p = values.softmax(-1).amax(-1, keepdim=True).log_()
-    return largest.cpu().numpy(), log_p.cpu().numpy()
+    table = scale.apply(np.concatenate([own[:, None], best], axis=1))
+    return Logprobs(table_ids, table, _ranks(values, own, best))
 
 
 def _best(values: torch.Tensor, k: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
@@ -76,14 +112,10 @@ def _ranks(values: torch.Tensor, own: NDArray[np.float32], best: NDArray[np.floa
     return ranks
 
 
-def _named(row: torch.Tensor, chosen: int, token_ids: NDArray[np.int64], top_value: float, offset: float) -> Logprobs:
+def _named(line: NDArray[np.float32], chosen: int, ask: ScoreAsk, scale: _Scale) -> Logprobs:
     """Scores of given ids, with the true rank of each."""
-    line = row.cpu().numpy()
-    ids = np.concatenate([[chosen], token_ids])
+    assert ask.token_ids is not None
+    ids = np.concatenate([[chosen], ask.token_ids])
     own = line[ids]
-    rising = np.sort(line)  # NaN sorts to the end and would be counted as larger
-    numbers = len(line) - int(np.count_nonzero(np.isnan(line)))
-    ranks = (numbers - np.searchsorted(rising[:numbers], own, side="left")).astype(np.int32)
-    ranks[np.isnan(own)] = 0
-    scores = (own - np.float32(top_value)) + np.float32(offset)
-    return Logprobs(ids.astype(np.int32)[None], scores[None].astype(np.float32), ranks[:1], ranks[None])
+    ranks = np.array([np.count_nonzero(line >= value) for value in own], dtype=np.int32)
+    return Logprobs(ids.astype(np.int32)[None], scale.apply(own[None]), ranks[:1], ranks[None])

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenwire.engine.local.sampling.random import stream_key
+from tokenwire.engine.local.sampling.thinking import ThinkingBudget, ThinkingMarkers
 from tokenwire.wire.sampling import SamplingParams
 
 
@@ -62,7 +63,8 @@ class SequenceSampler:
 
     `bad_words` are id sequences (`tokenize_bad_words`), `eos_token_ids` the model's EOS set, `index` the choice's
     number among the request's n. `output_token_ids` rebuilds the state after a restart. `grammar` may be set later,
-    before the first step; tokens appended then do not reach it. Prompt ids matter to the repetition penalty only.
+    before the first step; tokens appended then do not reach it. `markers` make `thinking_token_budget` work.
+    Of the prompt only the repetition penalty and the thinking budget keep anything.
     """
 
     __slots__ = (
@@ -89,6 +91,7 @@ class SequenceSampler:
         "return_mask",
         "stop_ids",
         "temperature",
+        "thinking",
         "top_k",
         "top_p",
         "truncates",
@@ -106,12 +109,16 @@ class SequenceSampler:
         output_token_ids: Iterable[int] = (),
         grammar: TokenConstraint | None = None,
         return_mask: bool = False,
+        markers: ThinkingMarkers | None = None,
     ) -> None:
         self.params = params
         self.greedy = params.is_greedy
         self.temperature = 1.0 if self.greedy else params.temperature
         self.key = stream_key(params.seed, index)
         self.num_output_tokens = 0
+        self.thinking: ThinkingBudget | None = None
+        if params.thinking_token_budget is not None and markers is not None:
+            self.thinking = ThinkingBudget(params.thinking_token_budget, markers, prompt_token_ids)
         self._set_truncation(params, vocab_size)
         self._set_adjustments(params, eos_token_ids, vocab_size, bad_words)
         has_penalty = bool(params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1.0)
@@ -157,6 +164,7 @@ class SequenceSampler:
             or len(bias)
             or self.min_tokens
             or self.bad_words
+            or self.thinking
             or params.presence_penalty
             or params.frequency_penalty
             or params.repetition_penalty != 1.0
@@ -182,6 +190,8 @@ class SequenceSampler:
         self.num_output_tokens += 1
         if self.counts is not None:
             self.counts.append(token_id)
+        if self.thinking is not None:
+            self.thinking.append(token_id)
         if self.bad_words:
             self._last_tokens.append(token_id)
         return self.grammar is None or self.grammar.accept(token_id)

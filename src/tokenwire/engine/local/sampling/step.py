@@ -56,14 +56,15 @@ def sample(
         if logprobs_mode.startswith("raw") and any(samplers[i].adjusts for i in scored):
             raw = logits[scored]
         adjust(logits, adjusted)
-    output = _choose(logits, samplers, keep_masks=logprobs_mode.startswith("processed"))
+    log_peaks = np.full(len(samplers), np.nan, dtype=np.float32)
+    output = _choose(logits, samplers, log_peaks, keep_masks=logprobs_mode.startswith("processed"))
     _replay(output, samplers)
     if scored:
         if logprobs_mode.startswith("processed"):
             table = _processed(logits, samplers, scored, output.masks)
         else:
             table = _rows(raw, scored) if raw is logits else raw
-        _add_scores(output, samplers, scored, table, as_logits=logprobs_mode.endswith("logits"))
+        _add_scores(output, samplers, scored, table, log_peaks, as_logits=logprobs_mode.endswith("logits"))
     for i, sampler in enumerate(samplers):
         if not sampler.return_mask:
             output.masks[i] = None
@@ -86,7 +87,10 @@ def _scaled(logits: torch.Tensor, samplers: Sequence[SequenceSampler], rows: Seq
     return part / torch.tensor([samplers[i].temperature for i in rows], device=logits.device)[:, None]
 
 
-def _choose(logits: torch.Tensor, samplers: Sequence[SequenceSampler], *, keep_masks: bool) -> SampleOutput:
+def _choose(
+    logits: torch.Tensor, samplers: Sequence[SequenceSampler], log_peaks: NDArray[np.float32], *, keep_masks: bool
+) -> SampleOutput:
+    """Choose by argmax or draw. Fills `log_peaks` where a draw has found one for the very logits to be scored."""
     greedy = [i for i, s in enumerate(samplers) if s.greedy]
     free = [i for i, s in enumerate(samplers) if not s.greedy and not s.truncates]
     truncated = [i for i, s in enumerate(samplers) if s.truncates]
@@ -95,7 +99,9 @@ def _choose(logits: torch.Tensor, samplers: Sequence[SequenceSampler], *, keep_m
         output.token_ids[greedy] = argmax(_rows(logits, greedy))
     noise = uniforms([s.key for s in samplers], [s.num_output_tokens for s in samplers])
     if free:
-        output.token_ids[free] = draw_untruncated(_scaled(logits, samplers, free), noise[free])
+        output.token_ids[free], peaks = draw_untruncated(_scaled(logits, samplers, free), noise[free])
+        same = np.array([samplers[i].temperature == 1.0 and not samplers[i].adjusts for i in free])
+        log_peaks[free] = np.where(same, peaks, np.nan)
     if truncated:
         chosen = [samplers[i] for i in truncated]
         wants = [s.return_mask or (keep_masks and s.wants_scores) for s in chosen]
@@ -143,10 +149,12 @@ def _add_scores(
     samplers: Sequence[SequenceSampler],
     scored: Sequence[int],
     table: torch.Tensor,
+    log_peaks: NDArray[np.float32],
     *,
     as_logits: bool,
 ) -> None:
     asks = [ScoreAsk(samplers[i].num_logprobs or 0, samplers[i].logprob_token_ids) for i in scored]
-    found = score(table, output.token_ids[scored].astype(np.int64), asks, as_logits=as_logits)
+    chosen = output.token_ids[scored].astype(np.int64)
+    found = score(table, chosen, asks, as_logits=as_logits, log_peaks=log_peaks[scored])
     for i, logprobs in zip(scored, found, strict=True):
         output.logprobs[i] = logprobs

@@ -41,9 +41,9 @@ def draw_truncated(
     """One draw per row of [R, V] (logits over temperature). A row without a distribution gives its argmax."""
     draws: dict[int, Draw] = {}
     full_mass = _full_mass(scaled, samplers)
-    sizes = [_list_size(sampler, scaled.shape[1]) for sampler in samplers]
-    for size in sorted(set(sizes) - {0}):
-        rows = np.flatnonzero(np.array(sizes) == size)
+    sizes = np.array([_list_size(sampler, scaled.shape[1]) for sampler in samplers])
+    for size in sorted(set(sizes.tolist()) - {0}):
+        rows = np.flatnonzero(sizes == size)
         draws |= _from_lists(scaled, samplers, uniforms, wants_survivors, full_mass, rows, size)
     for i, sampler in enumerate(samplers):
         if i not in draws:
@@ -53,8 +53,8 @@ def draw_truncated(
 
 
 def _list_size(sampler: SequenceSampler, width: int) -> int:
-    """How long a list to try; 0: none."""
-    needed = sampler.top_k + _SPARE if sampler.top_k else _LIST_SIZES[-1]
+    """How long a list to try; 0: none. Most nuclei of a language model fit into the shortest."""
+    needed = sampler.top_k + _SPARE if sampler.top_k else 0
     return next((size for size in _LIST_SIZES if needed <= size < width), 0)
 
 
