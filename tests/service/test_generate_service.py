@@ -241,7 +241,7 @@ async def test_prefer_if_available_is_refused_unless_the_prompt_is_cached() -> N
 async def test_unknown_fields_are_counted_or_refused() -> None:
     svc = service(ScriptedEngine())
     await full(svc, body(foo=1, sampling={"max_tokens": 1, "best_of": 2}))
-    assert svc.preparer.unknown_fields == {"foo": 1, "sampling_params.best_of": 1}
+    assert svc.preparer.fields.counts == {"foo": 1, "sampling_params.best_of": 1}
     with pytest.raises(InvalidRequestError, match=r"foo: Extra inputs"):
         await prepare(service(ScriptedEngine(), strict_fields=True), body(foo=1))
 

@@ -8,10 +8,12 @@ from collections.abc import Callable
 from tokenwire.engine.base import Engine
 from tokenwire.settings import Settings, SettingsError
 
+Progress = Callable[[str, float], None]
 
-def make_engine(settings: Settings) -> Engine:
+
+def make_engine(settings: Settings, progress: Progress) -> Engine:
     """The engine that `--engine` names, not started. Raises `SettingsError` with what to install."""
-    return _ENGINES[settings.model.engine](settings)
+    return _ENGINES[settings.model.engine](settings, progress)
 
 
 def _require(engine: str, extra: str, packages: tuple[str, ...]) -> None:
@@ -22,7 +24,7 @@ def _require(engine: str, extra: str, packages: tuple[str, ...]) -> None:
         )
 
 
-def _local(settings: Settings) -> Engine:
+def _local(settings: Settings, progress: Progress) -> Engine:
     _require("local", "local", ("torch", "transformers", "safetensors"))
     from tokenwire.engine.local.engine import LocalEngine
     from tokenwire.engine.local.options import LocalEngineOptions
@@ -53,11 +55,12 @@ def _local(settings: Settings) -> Engine:
             load_timeout_s=engine.load_timeout,
             fused=engine.fused,
             trust_remote_code=engine.trust_remote_code,
-        )
+        ),
+        progress=progress,
     )
 
 
-def _null(settings: Settings) -> Engine:
+def _null(settings: Settings, progress: Progress) -> Engine:
     from tokenwire.engine.null import NullEngine, NullEngineOptions
 
     defaults = NullEngineOptions()
@@ -73,4 +76,4 @@ def _null(settings: Settings) -> Engine:
     )
 
 
-_ENGINES: dict[str, Callable[[Settings], Engine]] = {"local": _local, "null": _null}
+_ENGINES: dict[str, Callable[[Settings, Progress], Engine]] = {"local": _local, "null": _null}

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from pathlib import Path
 
 from tokenwire.commands.engines import make_engine
-from tokenwire.commands.progress import loading
+from tokenwire.commands.progress import LoadProgress
+from tokenwire.commands.tokenizers import load_tokenizer, wants_tokenizer
 from tokenwire.engine.base import Engine
 from tokenwire.errors import TokenwireError
 from tokenwire.server.app import create_app
@@ -26,7 +28,8 @@ OnReady = Callable[[Settings, str, str, bool], None]
 
 def run(settings: Settings, *, with_engine: bool, on_ready: OnReady) -> int:
     """Run to the end; returns the exit code. Raises `SettingsError` before anything has started."""
-    engine = make_engine(settings) if with_engine else None
+    progress = LoadProgress()
+    engine = make_engine(settings, progress) if with_engine else None
     listener = bind(settings.network)
     gate = Gate()
     process = HttpProcess(
@@ -35,34 +38,49 @@ def run(settings: Settings, *, with_engine: bool, on_ready: OnReady) -> int:
 
     async def main() -> int:
         serving = asyncio.create_task(process.serve([listener]))
-        opening = asyncio.create_task(_open(settings, engine, gate, process))
+        opening = asyncio.create_task(_open(settings, engine, gate, process, progress))
         try:
             await asyncio.wait({serving, opening}, return_when=asyncio.FIRST_COMPLETED)
             if opening.done() and opening.exception() is None:
                 on_ready(settings, address_of(listener, settings.network), opening.result(), engine is not None)
                 await serving
                 return STOPPED
-            return await _failed(process, serving, opening)
+            return await _not_opened(process, serving, opening)
         finally:
-            if engine is not None:
-                await engine.close()
+            await _close(engine, process)
 
     with asyncio.Runner(loop_factory=process.config.get_loop_factory()) as runner:
         return runner.run(main())
 
 
-async def _open(settings: Settings, engine: Engine | None, gate: Gate, process: HttpProcess) -> str:
-    """Start the engine and let requests in; returns the served name."""
-    if engine is not None:
-        with loading(settings, engine):
-            await engine.start()
-    server = build_server(settings, engine)
+async def _open(
+    settings: Settings, engine: Engine | None, gate: Gate, process: HttpProcess, progress: LoadProgress
+) -> str:
+    """Load what is needed and let requests in; returns the served name."""
+    model = settings.model
+    with progress.shown():
+        folder = None
+        if wants_tokenizer(model) and model.tokenizer is None:
+            folder = await asyncio.to_thread(_model_folder, model.model, progress)
+        tokenizer, _ = await asyncio.gather(load_tokenizer(model, folder), _start(engine))
+    server = build_server(settings, engine, tokenizer=tokenizer)
     process.server = server
     gate.open(create_app(server))
     return server.models.name
 
 
-async def _failed(process: HttpProcess, serving: asyncio.Task[None], opening: asyncio.Task[str]) -> int:
+def _model_folder(model: str | None, progress: LoadProgress) -> Path:
+    from tokenwire.engine.local.models import prepare_model
+
+    return prepare_model(model, progress=progress)
+
+
+async def _start(engine: Engine | None) -> None:
+    if engine is not None:
+        await engine.start()
+
+
+async def _not_opened(process: HttpProcess, serving: asyncio.Task[None], opening: asyncio.Task[str]) -> int:
     """The engine did not start, or the process was told to stop before it had."""
     process.should_exit = True
     opening.cancel()
@@ -73,3 +91,10 @@ async def _failed(process: HttpProcess, serving: asyncio.Task[None], opening: as
     elif error is not None:
         logger.error("The server did not start", exc_info=error)
     return START_FAILED if error is not None else STOPPED
+
+
+async def _close(engine: Engine | None, process: HttpProcess) -> None:
+    if engine is not None:
+        await engine.close()
+    if process.server is not None and process.server.tracing is not None:
+        await asyncio.to_thread(process.server.tracing.close)

@@ -11,6 +11,7 @@ from tokenwire.server.metrics import Metrics
 from tokenwire.server.observers import LogObserver, MetricsObserver, Observers
 from tokenwire.server.tracing import otlp_observer
 from tokenwire.service.context import ServiceOptions
+from tokenwire.service.fields import UnknownFields
 from tokenwire.service.generate import GenerateService
 from tokenwire.service.models import ModelRegistry
 from tokenwire.service.observer import Observer
@@ -26,7 +27,6 @@ def build_server(
     engine: Engine | None = None,
     *,
     tokenizer: Tokenizer | None = None,
-    text: TextTools | None = None,
 ) -> Server:
     """`engine` has started, or is None for a front end that only renders and derenders.
 
@@ -38,7 +38,14 @@ def build_server(
         model.served_model_name or [root], root=root, skip_validation=settings.access.skip_model_name_validation
     )
     metrics = Metrics(model_name=models.name)
-    server = Server(settings=settings, models=models, metrics=metrics, engine=engine, tokenizer=tokenizer)
+    server = Server(
+        settings=settings,
+        models=models,
+        metrics=metrics,
+        engine=engine,
+        tokenizer=tokenizer,
+        fields=UnknownFields(strict=settings.access.strict_fields),
+    )
     observers: list[Observer] = [server.live]
     if not settings.logs.disable_log_stats:
         observers.append(MetricsObserver(metrics))
@@ -50,8 +57,19 @@ def build_server(
         observers.append(server.tracing)
     if engine is not None:
         options = service_options(settings, engine.info.default_sampling_params)
-        server.generate = GenerateService(engine, models, options, text=text, observer=Observers(observers))
+        server.generate = GenerateService(
+            engine, models, options, text=_text_tools(settings, tokenizer), observer=Observers(observers)
+        )
+        server.fields = server.generate.preparer.fields
     return server
+
+
+def _text_tools(settings: Settings, tokenizer: Tokenizer | None) -> TextTools | None:
+    if tokenizer is None:
+        return None
+    from tokenwire.service.text import TokenizerText
+
+    return TokenizerText(tokenizer, return_tokens_as_token_ids=settings.output.return_tokens_as_token_ids)
 
 
 def service_options(settings: Settings, engine_defaults: Mapping[str, Any]) -> ServiceOptions:

@@ -13,6 +13,7 @@ from tokenwire.engine.base import Engine, EngineStatus
 from tokenwire.server.metrics import Metrics
 from tokenwire.server.observers import LiveObserver, LogObserver
 from tokenwire.server.tracing import TracingObserver
+from tokenwire.service.fields import UnknownFields
 from tokenwire.service.generate import GenerateService
 from tokenwire.service.models import ModelRegistry
 from tokenwire.settings import Settings
@@ -34,6 +35,8 @@ class Server:
     log: LogObserver | None = None
     """Set when requests are logged."""
     tracing: TracingObserver | None = None
+    fields: UnknownFields
+    """Shared by all routes that read bodies."""
     live: LiveObserver = field(default_factory=LiveObserver)
     registry: CollectorRegistry = field(init=False)
     render_fingerprint: str | None = None
@@ -45,6 +48,12 @@ class Server:
 
     def __post_init__(self) -> None:
         self.registry = self.metrics.registry()
+
+    def note_unknown(self, names: tuple[str, ...]) -> None:
+        """Fields that decoding passed over, on routes outside the token service. Raises `BodyValidationError`."""
+        if names:
+            self.fields.note(names)
+            self.metrics.note_unknown(names)
 
     @property
     def is_healthy(self) -> bool:

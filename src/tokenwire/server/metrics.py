@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import bisect
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +24,8 @@ FIRST_TOKEN_BOUNDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5
 TOKEN_BOUNDS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
 REQUEST_BOUNDS = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
 LENGTH_BOUNDS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000, 200000)
+
+MAX_UNKNOWN_FIELDS = 100
 
 
 class Histogram:
@@ -76,6 +78,12 @@ class Metrics:
 
     def error(self, status: Status) -> None:
         self.errors[status.type, status.code] += 1
+
+    def note_unknown(self, names: Iterable[str]) -> None:
+        """Callers choose these names, so the number told apart is bounded."""
+        known = self.unknown_fields
+        for name in names:
+            known[name if name in known or len(known) < MAX_UNKNOWN_FIELDS else "other"] += 1
 
     def registry(self) -> CollectorRegistry:
         """A registry of its own: two servers in one process do not mix."""

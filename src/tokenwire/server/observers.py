@@ -19,9 +19,6 @@ from tokenwire.wire.generate import TokensChoice
 
 logger = logging.getLogger("tokenwire.requests")
 
-MAX_UNKNOWN_FIELDS = 100
-"""Names kept apart in metrics; callers choose them, so there is a bound."""
-
 
 @dataclass(slots=True)
 class _Clock:
@@ -77,9 +74,7 @@ class MetricsObserver(Observer):
             metrics.time_per_output_token.observe((clock.last - clock.first) / (clock.num_tokens - 1))
 
     def unknown_fields(self, names: tuple[str, ...]) -> None:
-        known = self._metrics.unknown_fields
-        for name in names:
-            known[name if name in known or len(known) < MAX_UNKNOWN_FIELDS else "other"] += 1
+        self._metrics.note_unknown(names)
 
 
 class LiveObserver(Observer):

@@ -37,6 +37,8 @@ class RouteSpec:
     """Wire type of the body; None: no body is read."""
     response: Any = None
     """Wire type of a JSON answer; None: empty or free text."""
+    choices: tuple[Any, ...] = ()
+    """What `choices` of the answer may hold, where its type leaves that open."""
     tag: str = "server"
     streams: bool = False
     """May answer with server-sent events."""

@@ -6,7 +6,6 @@ import itertools
 import logging
 import time
 import uuid
-from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +13,6 @@ import msgspec
 
 from tokenwire.engine.base import Engine, EngineRequest, EngineStatus
 from tokenwire.errors import (
-    BodyValidationError,
     CacheAbsentError,
     EngineDeadError,
     EngineUnavailableError,
@@ -23,6 +21,7 @@ from tokenwire.errors import (
 from tokenwire.service.admission import Admission
 from tokenwire.service.checks import check_encodable, check_features, check_prompt, check_shape
 from tokenwire.service.context import RequestContext, ServiceOptions
+from tokenwire.service.fields import UnknownFields
 from tokenwire.service.levels import Level, Shape, TextTools, TokensLevel
 from tokenwire.service.models import ModelRegistry
 from tokenwire.wire.generate import GenerateRequest
@@ -77,7 +76,7 @@ class Preparer:
         self.text = text
         self.admission = admission
         self.draining = False
-        self.unknown_fields: Counter[str] = Counter()
+        self.fields = UnknownFields(strict=options.strict_fields)
         self._serial = itertools.count()
 
     async def prepare(
@@ -91,7 +90,7 @@ class Preparer:
         sampling = normalize(request.sampling_params)
         check_shape(request, sampling)
         if unknown:
-            self.note_unknown(unknown, request.output_mode)
+            self.fields.note(unknown, refused_prefix="parse_context." if request.output_mode == "derender" else None)
         self.models.check(request.model)
         self.preflight(sampling.n)
         adapter = self.models.adapter_for(request.model, _modalities(request))
@@ -155,18 +154,6 @@ class Preparer:
         if status is EngineStatus.PAUSED:
             raise EngineUnavailableError("Generation is paused; resume it with POST /resume.")
         self.admission.check(n)
-
-    def note_unknown(self, names: tuple[str, ...], output_mode: str = "tokens") -> None:
-        """Count fields that were passed over; log each once; refuse them where that was asked for."""
-        refused = names if self.options.strict_fields else ()
-        if output_mode == "derender":
-            refused = refused or tuple(name for name in names if name.startswith("parse_context."))
-        if refused:
-            raise BodyValidationError([(f"body.{name}", "Extra inputs are not permitted") for name in refused])
-        for name in names:
-            if name not in self.unknown_fields:
-                logger.warning("Unknown request field %r is ignored (logged once; --strict-fields refuses it).", name)
-            self.unknown_fields[name] += 1
 
     def max_tokens(self, sampling: SamplingParams, prompt_len: int) -> int:
         """PROTOCOL 1.5: what was asked for, else the smallest default, never beyond the context."""

@@ -6,7 +6,7 @@ Field order, defaults and which nulls are sent are vLLM's (PROTOCOL 1.4, 1.7). I
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -14,6 +14,12 @@ from msgspec import UNSET, Meta, UnsetType
 from tokenwire.wire.media import MultiModalFeatures, PlaceholderRange
 from tokenwire.wire.sampling import SamplingParams
 from tokenwire.wire.usage import PerRequestMetrics, UsageInfo
+
+if TYPE_CHECKING:
+    Blob = str | bytes
+else:
+    Blob = str
+"""Base64 text in JSON, raw bytes in MessagePack. msgspec's schemas know one of the two; its encoder takes both."""
 
 OutputMode = Literal["tokens", "text", "derender"]
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
@@ -130,9 +136,9 @@ class PackedLogprobs(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     k: int
-    token_ids: str | bytes  # int32 [T, K]
-    logprobs: str | bytes  # float32 [T, K]
-    ranks: str | bytes  # int32 [T]
+    token_ids: Blob  # int32 [T, K]
+    logprobs: Blob  # float32 [T, K]
+    ranks: Blob  # int32 [T]
     format: Literal["packed"] = "packed"
 
 
@@ -146,7 +152,7 @@ PromptLogprobs = list[dict[int, PromptLogprob] | None]
 
 
 class RoutedExpertsObject(msgspec.Struct, frozen=True, kw_only=True):
-    data: str | bytes
+    data: Blob
     shape: list[int]
     start: int
     dtype: str
@@ -209,7 +215,7 @@ class TokensChoice(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     token_ids: list[int] | bytes | None
-    routed_experts: str | bytes | RoutedExpertsObject | None = None
+    routed_experts: Blob | RoutedExpertsObject | None = None
     sampling_mask: list[list[int]] | None = None
     weight_versions: list[WeightVersionSpan] | None = None
     logprobs: TokenIdLogprobs | PackedLogprobs | None = None
@@ -246,7 +252,7 @@ class GenerateResponse(msgspec.Struct, frozen=True, kw_only=True):
     created: int
     usage: UsageInfo | None = None
     prompt_logprobs: PromptLogprobs | PackedLogprobs | None = None
-    prompt_token_id_logprobs: str | bytes | None = None
+    prompt_token_id_logprobs: Blob | None = None
     """Base64 `.npy`, float32 [prompt_len-1-start, num_ids]."""
     prompt_token_ids: list[int] | bytes | None = None
     mm_placeholders: dict[str, list[PlaceholderRange]] | None = None
@@ -266,7 +272,7 @@ class GenerateChunk(msgspec.Struct, frozen=True, kw_only=True):
     mm_placeholders: dict[str, list[PlaceholderRange]] | UnsetType = UNSET
     metrics: PerRequestMetrics | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | PackedLogprobs | UnsetType = UNSET
-    prompt_token_id_logprobs: str | bytes | UnsetType = UNSET
+    prompt_token_id_logprobs: Blob | UnsetType = UNSET
     kv_transfer_params: dict[str, Any] | UnsetType = UNSET
     ec_transfer_params: dict[str, Any] | UnsetType = UNSET
     output_mode: OutputMode = "tokens"

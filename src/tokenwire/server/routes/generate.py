@@ -25,7 +25,7 @@ from tokenwire.server.responses import WireResponse
 from tokenwire.server.routing import RouteSpec
 from tokenwire.service.generate import GenerateService, PreparedGenerate
 from tokenwire.wire.codec import Format, encode
-from tokenwire.wire.generate import GenerateRequest, GenerateResponse
+from tokenwire.wire.generate import DerenderChoice, GenerateRequest, GenerateResponse, TextChoice, TokensChoice
 
 
 class GenerateEndpoint:
@@ -128,6 +128,7 @@ ROUTES = [
         methods=("POST",),
         request=GenerateRequest,
         response=GenerateResponse,
+        choices=(TokensChoice, TextChoice, DerenderChoice),
         tag="tokens",
         streams=True,
         needs_engine=True,
