@@ -9,7 +9,7 @@ in silence.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import tokenizers
@@ -48,6 +48,7 @@ class JsonTokenizer(Tokenizer):
         self.vocab_size = raw.get_vocab_size(with_added_tokens=True)
         # Added ids need not follow the base vocabulary without a gap.
         self.max_token_id = max(raw.get_vocab_size(with_added_tokens=False) - 1, *self.special.added_ids, 0)
+        self._added_piece = _any_of(token.content for token in raw.get_added_tokens_decoder().values())
         self._bytes_of_piece: Callable[[str], bytes | None] = bytes_of_piece_rule(raw)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -58,6 +59,19 @@ class JsonTokenizer(Tokenizer):
     def encode_with_offsets(self, text: str, *, add_special_tokens: bool = True) -> Encoding:
         encoding = self._raw.encode_batch([text], add_special_tokens=add_special_tokens)[0]
         return Encoding(encoding.ids, encoding.offsets)
+
+    def encode_ordinary(self, text: str) -> list[int]:
+        if self._added_piece.search(text) is None:
+            return self.encode(text, add_special_tokens=False)
+        # The library cannot be told per call to leave added tokens alone, so its stages are run one by one.
+        if self._raw.normalizer is not None:
+            text = self._raw.normalizer.normalize_str(text)
+        words = (
+            [text]
+            if self._raw.pre_tokenizer is None
+            else [w for w, _ in self._raw.pre_tokenizer.pre_tokenize_str(text)]
+        )
+        return [token.id for word in words for token in self._raw.model.tokenize(word)]
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         text: str = self._raw.decode(list(ids), skip_special_tokens=skip_special_tokens)
@@ -74,6 +88,10 @@ class JsonTokenizer(Tokenizer):
     def token_bytes(self, token_id: int) -> bytes | None:
         piece = self.id_to_piece(token_id)
         return None if piece is None else self._bytes_of_piece(piece)
+
+
+def _any_of(pieces: Iterable[str]) -> re.Pattern[str]:
+    return re.compile("|".join(map(re.escape, pieces)) or "(?!)")
 
 
 def _add_configured_tokens(raw: tokenizers.Tokenizer, config: TokenizerConfig) -> None:

@@ -16,7 +16,7 @@ _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>\Z")
 
 
 def bytes_of_piece_rule(raw: tokenizers.Tokenizer) -> PieceRule:
-    """The function that gives a piece's bytes under `raw`'s decoder, for all its pieces: added tokens pass through the decoder too."""
+    """The function that gives a piece's bytes under `raw`'s decoder. Added tokens pass through the decoder too."""
     steps = _steps(_decoder_of(raw))
     kinds = {step["type"] for step in steps}
     if "ByteLevel" in kinds:

@@ -10,9 +10,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from tokenwire.errors import TokenwireError
 
@@ -58,7 +59,10 @@ class Tokenizer(ABC):
     raw: tokenizers.Tokenizer | None = None
     """The library's object, if this is a `tokenizer.json`; for an incremental `DecodeStream`."""
     kind: str
+    """The file it was read from, a key of `LOADERS`."""
     folder: Path
+    truncation_side: Literal["left", "right"] = "left"
+    """The end that truncation cuts off unless the request says so; the newest tokens are kept, as vLLM does."""
 
     @staticmethod
     def load(path: str | Path, *, kind: str = "auto") -> Tokenizer:
@@ -88,6 +92,10 @@ class Tokenizer(ABC):
         """As `encode`, with character ranges. Raises `InvalidRequestError` where the format has none."""
 
     @abstractmethod
+    def encode_ordinary(self, text: str) -> list[int]:
+        """Ids of `text` in which nothing is a special or added token, whatever it spells; nothing is put around it."""
+
+    @abstractmethod
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """Text of `ids`, all at once; bytes that are no UTF-8 become U+FFFD. Ids outside the vocabulary are dropped."""
 
@@ -105,6 +113,12 @@ class Tokenizer(ABC):
 
         A SentencePiece token keeps its leading space, also where decoding would strip it at the start of a text.
         """
+
+    @cached_property
+    def max_chars_per_token(self) -> int:
+        """No token stands for more characters of a text than this."""
+        pieces = (self.id_to_piece(i) for i in range(self.max_token_id + 1))
+        return max((len(piece) for piece in pieces if piece is not None), default=1)
 
     def named_token_id(self, name: str) -> int | None:
         """Id of `bos_token`, `eos_token`, ..."""
