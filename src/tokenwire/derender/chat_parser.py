@@ -8,11 +8,15 @@ from typing import Any
 
 import msgspec
 
-from tokenwire.derender.parser.format import CallIds, Format
-from tokenwire.derender.parser.machine import MessageParser
-from tokenwire.derender.parser.message import MessageDelta
-from tokenwire.derender.parser.options import ParserOptions, ReasoningState
-from tokenwire.derender.parser.reasoning import reasoning_state_of_prompt
+from tokenwire.derender.parser import (
+    Format,
+    MessageDelta,
+    MessageParser,
+    ParserOptions,
+    ReasoningState,
+    reasoning_state_of_prompt,
+)
+from tokenwire.derender.parser.format import CallIds
 from tokenwire.derender.vocabulary import TokenSource
 from tokenwire.wire.generate import NamedToolChoice, ToolChoice
 

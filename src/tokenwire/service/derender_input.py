@@ -9,6 +9,7 @@ import base64
 import binascii
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -163,11 +164,11 @@ def _unpacked(logprobs: ReceivedLogprobs, choice: ReceivedChoice, limits: Derend
     return entries
 
 
-def _array(data: str | bytes | None, dtype: str, size: int, index: int) -> NDArray[np.generic]:
+def _array(data: Any, dtype: str, size: int, index: int) -> NDArray[np.generic]:
     try:
-        raw = base64.b64decode(data or b"", validate=True) if isinstance(data, str) else data or b""
+        raw = base64.b64decode(data, validate=True) if isinstance(data, str) else data
         array = np.frombuffer(raw, dtype)
-    except (ValueError, binascii.Error) as exc:
+    except (ValueError, TypeError, binascii.Error) as exc:
         raise InvalidRequestError(f"packed logprobs of choice {index}: {exc}", param="logprobs") from exc
     if array.size != size:
         raise InvalidRequestError(

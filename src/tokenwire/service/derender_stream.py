@@ -22,8 +22,8 @@ class ChunkText:
 
     text: str
     delta: MessageDelta
-    token_ids: list[int]
-    """Those whose text is out now; a chunk before may have brought them."""
+    token_ids: list[int] | None
+    """Those whose text is out now; a chunk before may have brought them. None where none came and none are out."""
     logprobs: TextLogprobs | None
     finish_reason: str | None
     stop_reason: int | str | None
@@ -61,7 +61,7 @@ class ChunkReader:
         return ChunkText(
             text=released.text,
             delta=delta,
-            token_ids=shown,
+            token_ids=shown or choice.token_ids and [],
             logprobs=self._logprobs(choice, session, released.num_kept, released.num_released),
             finish_reason=finish_reason,
             stop_reason=stop_reason,

@@ -47,9 +47,10 @@ class ReceivedLogprobs(msgspec.Struct, frozen=True, kw_only=True):
     content: list[ReceivedEntry] | None = None
     format: Literal["packed", "content"] | None = None
     k: int | None = None
-    token_ids: str | bytes | None = None
-    logprobs: str | bytes | None = None
-    ranks: str | bytes | None = None
+    token_ids: Any = None
+    """Base64 text in JSON, bytes in MessagePack; so are the two below."""
+    logprobs: Any = None
+    ranks: Any = None
 
 
 class ReceivedChoice(msgspec.Struct, frozen=True, kw_only=True):
