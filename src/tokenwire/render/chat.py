@@ -30,6 +30,8 @@ class ChatInput:
     """The part of `variables` that came with the request's `chat_template_kwargs`; None: it had none."""
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+    ends_closed: bool = False
+    """Never open an answer, not even in a format that otherwise always does; for looking at what a message ends in."""
     template: str | None = None
     """A template text or a template's name, in place of the model's own."""
 

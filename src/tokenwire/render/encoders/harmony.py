@@ -55,7 +55,9 @@ class HarmonyEncoder:
         media = normalize(chat.messages, "string").media
         blocks = _without_old_analysis(list(self._blocks(chat)))
         ids = [token_id for block in blocks for token_id in self._block_ids(block)]
-        return EncodedChat([*ids, self._id["<|start|>"], *self._tokenizer.encode_ordinary("assistant")], media)
+        if not chat.ends_closed:
+            ids += [self._id["<|start|>"], *self._tokenizer.encode_ordinary("assistant")]
+        return EncodedChat(ids, media)
 
     def fingerprint_parts(self) -> list[str]:
         return [self.name, IDENTITY, CHANNELS, CALLS_CHANNEL]
