@@ -63,7 +63,7 @@ async def _open(
         if wants_tokenizer(model) and model.tokenizer is None:
             folder = await asyncio.to_thread(_model_folder, model.model, progress)
         tokenizer, _ = await asyncio.gather(load_tokenizer(model, folder), _start(engine))
-    server = build_server(settings, engine, tokenizer=tokenizer)
+    server = build_server(settings, engine, tokenizer=tokenizer, model_name=_default_name(settings))
     process.server = server
     gate.open(create_app(server))
     return server.models.name
@@ -73,6 +73,15 @@ def _model_folder(model: str | None, progress: LoadProgress) -> Path:
     from tokenwire.engine.local.models import prepare_model
 
     return prepare_model(model, progress=progress)
+
+
+def _default_name(settings: Settings) -> str | None:
+    """What the model is called when nobody named one: not the folder where it happens to be cached."""
+    if settings.model.engine != "local":
+        return None
+    from tokenwire.engine.local.models import DEFAULT_MODEL
+
+    return DEFAULT_MODEL
 
 
 async def _start(engine: Engine | None) -> None:

@@ -27,13 +27,16 @@ def build_server(
     engine: Engine | None = None,
     *,
     tokenizer: Tokenizer | None = None,
+    model_name: str | None = None,
 ) -> Server:
     """`engine` has started, or is None for a front end that only renders and derenders.
+
+    `model_name` names a model that the settings do not name.
 
     Raises `SettingsError` for a setting that needs a package which is not there.
     """
     model = settings.model
-    root = model.model or (engine.info.model if engine is not None else "none")
+    root = model.model or model_name or (engine.info.model if engine is not None else "none")
     models = ModelRegistry(
         model.served_model_name or [root], root=root, skip_validation=settings.access.skip_model_name_validation
     )
