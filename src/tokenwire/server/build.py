@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from tokenwire.derender.vocabulary import Vocabulary
 from tokenwire.engine.base import Engine
 from tokenwire.server.context import Server
 from tokenwire.server.metrics import Metrics
 from tokenwire.server.observers import LogObserver, MetricsObserver, Observers
 from tokenwire.server.tracing import otlp_observer
 from tokenwire.service.context import ServiceOptions
+from tokenwire.service.derender import DerenderService, DerenderSetup
+from tokenwire.service.derender_input import DerenderLimits
+from tokenwire.service.end_tokens import eos_token_ids
 from tokenwire.service.fields import UnknownFields
 from tokenwire.service.generate import GenerateService
 from tokenwire.service.models import ModelRegistry
@@ -20,6 +25,9 @@ from tokenwire.settings import ModelSettings, Settings
 if TYPE_CHECKING:
     from tokenwire.render.tokenizer import Tokenizer
     from tokenwire.service.levels import TextTools
+
+MAX_UNKNOWN_LEN = 2**20
+"""Bound on received ids where neither an engine nor --max-model-len says how long a context is."""
 
 
 def build_server(
@@ -49,6 +57,8 @@ def build_server(
         tokenizer=tokenizer,
         fields=UnknownFields(strict=settings.access.strict_fields),
     )
+    if tokenizer is not None:
+        server.derender = _derender(settings, models, tokenizer, engine)
     observers: list[Observer] = [server.live]
     if not settings.logs.disable_log_stats:
         observers.append(MetricsObserver(metrics))
@@ -65,6 +75,29 @@ def build_server(
         )
         server.fields = server.generate.preparer.fields
     return server
+
+
+def _derender(
+    settings: Settings, models: ModelRegistry, tokenizer: Tokenizer, engine: Engine | None
+) -> DerenderService:
+    eos = eos_token_ids(tokenizer.folder, tokenizer.eos_token_id)
+    limits = DerenderLimits(
+        max_model_len=settings.model.max_model_len or MAX_UNKNOWN_LEN,
+        max_logprobs=settings.limits.max_logprobs,
+        max_n=settings.limits.max_n_sequences,
+    )
+    if engine is not None:
+        eos |= set(engine.info.eos_token_ids)
+        limits = dataclasses.replace(limits, max_model_len=engine.info.max_model_len)
+    return DerenderService(
+        DerenderSetup(
+            models=models,
+            vocabulary=Vocabulary(tokenizer),
+            limits=limits,
+            eos_token_ids=eos,
+            return_tokens_as_token_ids=settings.output.return_tokens_as_token_ids,
+        )
+    )
 
 
 def _text_tools(settings: Settings, tokenizer: Tokenizer | None) -> TextTools | None:

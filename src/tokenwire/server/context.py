@@ -13,6 +13,7 @@ from tokenwire.engine.base import Engine, EngineStatus
 from tokenwire.server.metrics import Metrics
 from tokenwire.server.observers import LiveObserver, LogObserver
 from tokenwire.server.tracing import TracingObserver
+from tokenwire.service.derender import DerenderService
 from tokenwire.service.fields import UnknownFields
 from tokenwire.service.generate import GenerateService
 from tokenwire.service.models import ModelRegistry
@@ -32,6 +33,8 @@ class Server:
     engine: Engine | None = None
     generate: GenerateService | None = None
     tokenizer: Tokenizer | None = None
+    derender: DerenderService | None = None
+    """Set with a tokenizer."""
     log: LogObserver | None = None
     """Set when requests are logged."""
     tracing: TracingObserver | None = None
