@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from tests.support.http import GENERATE, RawClient, app_of, body, client_of, serving
+from tests.support.http import GENERATE, RawClient, app_of, body, client_of, serving, until
 from tests.support.scripted_engine import ScriptedEngine
 
 JSON = {"Content-Type": "application/json"}
@@ -99,7 +99,9 @@ async def test_a_cache_salt_of_128_characters_is_fine():
     assert reply.status_code == 200
 
 
-@pytest.mark.parametrize("opening", ["[", '{"a":', '{"token_ids":[1],"sampling_params":{"extra_args":{"a":' + "[" * 50000])
+@pytest.mark.parametrize(
+    "opening", ["[", '{"a":', '{"token_ids":[1],"sampling_params":{"extra_args":{"a":' + "[" * 50000]
+)
 async def test_deep_nesting_is_a_400(opening):
     async with client_of(app_of()) as client:
         reply = await client.post(GENERATE, content=opening * 200_000 if len(opening) < 10 else opening, headers=JSON)
@@ -165,8 +167,7 @@ async def test_too_much_in_flight_is_a_503_that_says_when_to_come_back(limit, fi
     engine = ScriptedEngine(gate=True)
     async with client_of(app_of(engine, **limit)) as client:
         task = asyncio.create_task(client.post(GENERATE, json=first))
-        while not engine.requests:
-            await asyncio.sleep(0.005)
+        await until(lambda: engine.requests)
         reply = await client.post(GENERATE, json=second)
         assert reply.status_code == 503
         assert reply.json()["error"]["type"] == "Service Unavailable"

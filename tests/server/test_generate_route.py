@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from tests.support.http import GENERATE, app_of, body, client_of, events_of
+from tests.support.http import GENERATE, app_of, body, client_of, events_of, until
 from tests.support.scripted_engine import (
     ScriptedEngine,
     Step,
@@ -169,8 +169,7 @@ async def test_two_live_requests_with_one_id_keep_their_own_tokens():
     async with client_of(app) as client:
         headers = {"X-Request-Id": "same"}
         tasks = [asyncio.create_task(client.post(GENERATE, json=p, headers=headers)) for p in (first, second)]
-        while len(engine.requests) < 2:
-            await asyncio.sleep(0.005)
+        await until(lambda: len(engine.requests) == 2)
         engine.open_gate()
         replies = [(await task).json() for task in tasks]
     assert [r["request_id"] for r in replies] == ["generate-tokens-same"] * 2
@@ -183,8 +182,7 @@ async def test_an_id_may_be_used_again_right_after_its_abort():
     async with client_of(app) as client:
         payload = {**body(max_tokens=4), "request_id": "r"}
         first = asyncio.create_task(client.post(GENERATE, json=payload))
-        while not engine.requests:
-            await asyncio.sleep(0.005)
+        await until(lambda: engine.requests)
         reply = await client.post("/inference/v1/abort_requests", json={"request_ids": ["r", "generate-tokens-no"]})
         assert reply.json() == {"aborted": ["r"], "unknown": ["generate-tokens-no"]}
         engine.open_gate()
@@ -234,9 +232,7 @@ async def test_weight_versions_ride_on_the_finish_chunk_only():
     spans = [WeightSpan("s1", 0, 3), WeightSpan("s2", 3, 5)]
     events = await stream(app_of(ScriptedEngine(one_sequence([1, 2, 3, 4, 5], weight_versions=spans))), body())
     versions = [e["choices"][0]["weight_versions"] for e in events]
-    assert versions == [None] * 4 + [
-        [{"version": "s1", "start": 0, "end": 3}, {"version": "s2", "start": 3, "end": 5}]
-    ]
+    assert versions == [None] * 4 + [[{"version": "s1", "start": 0, "end": 3}, {"version": "s2", "start": 3, "end": 5}]]
 
 
 FAILED = EngineOutput(0, [], finish_reason="error", error="boom")

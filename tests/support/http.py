@@ -80,8 +80,7 @@ async def serving(app: ASGIApp, **values: Any) -> AsyncIterator[int]:
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     task = asyncio.create_task(server.serve([listener]))
-    while not server.started:
-        await asyncio.sleep(0.005)
+    await until(lambda: server.started)
     try:
         yield listener.getsockname()[1]
     finally:
@@ -123,7 +122,7 @@ class RawClient:
 async def until(condition: Any, timeout_s: float = 1.0) -> None:
     """Wait until `condition()` holds; fails after `timeout_s`."""
     async with asyncio.timeout(timeout_s):
-        while not condition():
+        while not condition():  # noqa: ASYNC110  # what is watched has no event
             await asyncio.sleep(0.005)
 
 

@@ -70,7 +70,7 @@ class Step:
     error: TokenwireError | None = None
 
 
-Script = Sequence[Step] | Callable[[EngineRequest], Sequence[Step]]
+Script = Sequence[Step] | Callable[[EngineRequest], Iterable[Step]]
 
 
 def logprobs_of(rows: Sequence[Sequence[tuple[int, float]]], ranks: Sequence[int] | None = None) -> Logprobs:
