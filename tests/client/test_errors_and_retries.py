@@ -91,6 +91,12 @@ def test_a_status_of_no_closer_kind_still_says_whose_fault_it_is(status: int, pa
     assert isinstance(raised(status, body("m")), parent)
 
 
+def test_a_422_that_is_not_about_media_is_about_the_request() -> None:
+    error = raised(422, b'{"detail": [{"loc": ["body", "token_ids"], "msg": "too short"}]}')
+    assert isinstance(error, family.InvalidRequestError)
+    assert "too short" in error.message
+
+
 @pytest.mark.parametrize("status", [404, 405, 501])
 def test_a_route_that_is_not_there_is_named(status: int) -> None:
     error = raised(status, b'{"detail": "Not Found"}')

@@ -93,9 +93,10 @@ def _from_plain(value: Any, kinds: Mapping[str, Any], default: Any) -> Any:
     if not isinstance(value, dict):
         raise msgspec.ValidationError(f"Expected `object`, got `{type(value).__name__}`")
     _lists_for_raw_ids(value, "prompt_token_ids")
-    for choice in value.get("choices") or ():
+    choices, mode = value.get("choices"), value.get("output_mode")
+    for choice in choices if isinstance(choices, list) else ():
         _lists_for_raw_ids(choice, "token_ids")
-    kind = kinds.get(value.get("output_mode") or "tokens", default)
+    kind = kinds.get(mode, default) if isinstance(mode, str) else default
     return msgspec.convert(value, kind, builtin_types=(bytes,), strict=True)
 
 
@@ -186,9 +187,9 @@ class _JsonChunks:
 
 
 def _read_frame(payload: bytes, *, where: str) -> GenerateChunk | None:
-    """A frame (PROTOCOL 2.15); the string `[DONE]` or an empty frame ends the stream."""
+    """A frame (PROTOCOL 2.15); the string `[DONE]` ends the stream."""
     try:
-        value = msgspec.msgpack.decode(payload) if payload else "[DONE]"
+        value = msgspec.msgpack.decode(payload)
         if value == "[DONE]":
             return None
         if isinstance(value, dict) and "error" in value:

@@ -180,6 +180,8 @@ def _kind(status: int, error_type: str, message: str) -> type[ReplyError]:
         return _kind_of_400(error_type, message)
     if status == 404:
         return ModelNotFoundReply if "The model `" in message else RouteMissingError
+    if status == 422 and error_type != "UnprocessableEntityError":
+        return InvalidRequestReply  # how FastAPI and others refuse a body
     if status == 503:
         return OverloadedReply if error_type == "Service Unavailable" else EngineUnavailableReply
     fallback = CallerReplyError if 400 <= status < 500 else ServiceReplyError
