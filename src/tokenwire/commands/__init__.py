@@ -17,4 +17,5 @@ class Command:
 COMMANDS = (
     Command("serve", "tokenwire.commands.serve", "serve a model: token ids in, token ids out"),
     Command("render", "tokenwire.commands.render", "a front end without an engine: render and derender only"),
+    Command("bench", "tokenwire.bench.command", "load a running server and show how fast it answers"),
 )
