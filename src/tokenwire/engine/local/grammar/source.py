@@ -64,9 +64,11 @@ def read_source(
             raise invalid(
                 f"structured_outputs.json must be a JSON schema (an object or a boolean), got {schema!r:.80}."
             )
+        if schema is False:
+            raise invalid("structured_outputs.json is the schema `false`, which no value meets.")
         if closed_objects:
             schema = close_objects(schema)
-        return GrammarSource(kind, json.dumps(schema), compact, whitespace)
+        return GrammarSource(kind, json.dumps({} if schema is True else schema), compact, whitespace)
     if kind == "structural_tag":
         tag = _parse(kind, spec.structural_tag)
         if not isinstance(tag, dict):
