@@ -1,0 +1,57 @@
+"""The examples run as they stand: each against the scripted server, in a process of its own.
+
+With TOKENWIRE_URL set they run against that server too (a full one: tokenizer, tool parser, engine).
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.client.scripted_app import END, ToyServer
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+SHOWN = {
+    "generate_ids.py": "why it ended: stop",
+    "stream.py": "2: done, 12 tokens",
+    "packed_logprobs.py": "mean log-prob -8.0",
+    "conversation_with_a_tool.py": "answer: it rains",
+    "abort.py": "aborted=['r']",
+}
+"""What each prints on the scripted server."""
+
+
+def run_example(name: str, url: str) -> str:
+    environment = {**os.environ, "TOKENWIRE_URL": url}
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / name)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_every_example_is_tested() -> None:
+    assert {path.name for path in EXAMPLES.glob("*.py")} == set(SHOWN)
+
+
+@pytest.mark.parametrize("name", sorted(SHOWN))
+def test_an_example_runs_on_the_scripted_server(name: str, base_url: str, toy: ToyServer) -> None:
+    if name == "conversation_with_a_tool.py":
+        toy.script = [[*b'CALL get_weather {"city": "Oslo"}', END], [*b"it rains", END]]
+    assert SHOWN[name] in run_example(name, base_url)
+
+
+if "TOKENWIRE_URL" in os.environ:
+
+    @pytest.mark.parametrize("name", sorted(SHOWN))
+    def test_an_example_runs_on_the_given_server(name: str) -> None:
+        assert run_example(name, os.environ["TOKENWIRE_URL"])
