@@ -27,6 +27,7 @@ def configure(settings: LogSettings) -> None:
     logging.basicConfig(
         level=settings.log_level.upper(), format=FORMAT, datefmt="%m-%d %H:%M:%S", stream=sys.stderr, force=True
     )
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     access = logging.getLogger("uvicorn.access")
     access.setLevel(logging.WARNING if settings.disable_uvicorn_access_log else logging.INFO)
     if settings.disable_access_log_for_endpoints:

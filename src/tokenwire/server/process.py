@@ -98,7 +98,6 @@ def uvicorn_config(app: ASGIApp, network: NetworkSettings, logs: LogSettings) ->
         lifespan="off",
         interface="asgi3",
         log_config=None,
-        log_level="warning",
         access_log=not logs.disable_uvicorn_access_log,
         server_header=False,
         root_path=network.root_path,
