@@ -51,6 +51,7 @@ class Compiled:
     plain_content: re.Pattern[str]
     """Matches text that is not merely content to be passed on."""
     plain_reasoning: re.Pattern[str]
+    strips_content_newlines: bool
     trims_content: bool
     trims_reasoning: bool
     drops_after_call: bool
@@ -59,6 +60,7 @@ class Compiled:
     hides_calls: bool
     known_names_only: bool
     unfinished: str
+    malformed: str
     call_ids: CallIds
 
 
@@ -95,7 +97,7 @@ def compile_format(format: Format, kind: ChoiceKind, thinking: bool, eos_texts: 
         if declared.stray_end == "drop":
             marks.update(declared.end)
         marks.update(reopeners)
-        marks.update(declared.wrapper)
+        marks.update(declared.dropped)
     starts = reasoning.start if reasoning is not None and not reasoning.keep_start else ()
     implicit = frozenset(reasoning.implicit_end) if reasoning is not None else frozenset()
     in_content = Lexicon(marks)
@@ -117,13 +119,15 @@ def compile_format(format: Format, kind: ChoiceKind, thinking: bool, eos_texts: 
         turn_ends=turn_ends,
         plain_content=_not_plain(in_content, turn_ends, trims_content),
         plain_reasoning=_not_plain(in_reasoning, turn_ends, trims_reasoning),
+        strips_content_newlines=reasoning is not None and reasoning.strip_content_newlines,
         trims_content=trims_content,
         trims_reasoning=trims_reasoning,
         drops_after_call=tools.text_after == "drop" and syntax is not None,
         no_content=forced,
         hides_calls=hidden,
         known_names_only=isinstance(tools.syntax, XmlCalls) and tools.syntax.known_names_only,
-        unfinished="drop" if tools.unfinished == "drop" and not format.is_engine else tools.unfinished,
+        unfinished=tools.unfinished,
+        malformed=tools.malformed or tools.unfinished,
         call_ids=tools.call_ids,
     )
 

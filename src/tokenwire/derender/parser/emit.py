@@ -20,7 +20,7 @@ _LETTERS = string.ascii_letters + string.digits
 class Emitter:
     """Fills `out`, the delta being made."""
 
-    __slots__ = ("_c", "_options", "_s", "forced_name", "out", "tools")
+    __slots__ = ("_c", "_keeps_reasoning", "_options", "_s", "forced_name", "out", "tools")
 
     def __init__(self, compiled: Compiled, options: ParserOptions, state: ParserState) -> None:
         self._c = compiled
@@ -29,6 +29,11 @@ class Emitter:
         self.tools = ToolTable(options.tools)
         self.forced_name = options.choice()[1]
         """The function of a named tool choice."""
+        self._keeps_reasoning = (
+            compiled.reasoning is not None
+            and compiled.reasoning.may_force_content
+            and options.chat_template_kwargs.get("force_nonempty_content") is True
+        )
         self.out = MessageDelta()
 
     # ---- text -------------------------------------------------------------------------------------------------
@@ -56,6 +61,7 @@ class Emitter:
             kept = text.rstrip()
             text, s.content_space = kept, text[len(kept) :]
         if text:
+            self._release_reasoning()
             self.out.content = text if self.out.content is None else self.out.content + text
 
     def reasoning(self, text: str) -> None:
@@ -66,14 +72,24 @@ class Emitter:
             text = s.reasoning_space + text
             kept = text.rstrip()
             text, s.reasoning_space = kept, text[len(kept) :]
-        if text:
+        if text and self._keeps_reasoning:
+            s.kept_reasoning += text
+        elif text:
             s.reasoned = True
             if self._options.include_reasoning:
                 self.out.reasoning = text if self.out.reasoning is None else self.out.reasoning + text
 
+    def _release_reasoning(self) -> None:
+        """Content or a call has come, so the reasoning that was kept is reasoning."""
+        text, self._s.kept_reasoning = self._s.kept_reasoning, ""
+        if text and self._options.include_reasoning:
+            self.out.reasoning = text
+
     def end(self) -> None:
         """White space still held is content unless it stands beside calls."""
         s = self._s
+        if s.kept_reasoning:
+            self.out.content, s.kept_reasoning = s.kept_reasoning, ""
         if s.content_space and not s.calls and not self.drops_content:
             self.out.content = (self.out.content or "") + s.content_space
         s.content_space = s.reasoning_space = ""
@@ -93,16 +109,17 @@ class Emitter:
         if not self._s.announced and not self._s.committed:
             self._s.raw += text
 
-    def reject(self) -> None:
+    def reject(self, *, at_end: bool = False) -> None:
         """What was read is no call: it is text again, if the format keeps such text."""
         s = self._s
         raw, s.raw = s.raw, ""
         s.mode = Mode.SKIP if self._c.no_content else Mode.CONTENT
         was_committed, s.committed = s.committed, False
         self.reset_call()
-        if was_committed or self._c.unfinished == "drop":
+        keeps = self._c.unfinished if at_end else self._c.malformed
+        if was_committed or keeps == "drop":
             return
-        if self._c.unfinished == "body":
+        if keeps == "body":
             marker = next((m for m in self._c.openers_by_length if raw.startswith(m)), "")
             raw = raw[len(marker) :].lstrip()
         self.content(raw)
@@ -120,6 +137,7 @@ class Emitter:
             or (self._c.known_names_only and len(self.tools) > 0 and name not in self.tools)
         )
         if not s.muted:
+            self._release_reasoning()
             self.out.tool_calls.append(ToolCallDelta(s.calls, id or self._new_id(name), name))
             s.calls += 1
 

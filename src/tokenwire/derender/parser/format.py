@@ -10,7 +10,6 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-
 CallIds: TypeAlias = Literal["random", "functions", "nine"]
 """`chatcmpl-tool-` and random hex; Kimi's `functions.name:idx`; nine letters and digits."""
 
@@ -27,15 +26,17 @@ class JsonCalls(msgspec.Struct, frozen=True, kw_only=True, tag="json"):
     listed: Literal["never", "always", "maybe"] = "never"
     separators: str = ""
     """Characters that may stand between two calls without a marker."""
+    name_key: str = "name"
     argument_keys: tuple[str, ...] = ("arguments", "parameters")
     name_is_key: bool = False
     """`{"f": {...}}` instead of a name member."""
     needs_arguments: bool = True
     """Whether an object without arguments is no call (its text is kept), or a call of `{}`."""
-    whole: bool = False
-    """Arguments are sent only once the call's object is complete; a cut-off call is dropped."""
+    whole: Literal["never", "listed", "always"] = "never"
+    """Whether a call (or one in a list) is sent only once its object is complete."""
     objects_only: bool = False
     """Arguments that are no object make it no call."""
+
 
 class HeadedCalls(msgspec.Struct, frozen=True, kw_only=True, tag="headed"):
     """Calls as a header with the name, then raw JSON arguments up to a marker or to the JSON's own end."""
@@ -70,11 +71,15 @@ class XmlCalls(msgspec.Struct, frozen=True, kw_only=True, tag="xml"):
     """Text up to the name."""
     name_end: tuple[str, ...] = ()
     """First text after the name; kept for the parameters if it begins one."""
+    name_pattern: str = ""
+    """The name is group 1 of this pattern in the text up to there; empty for all of it."""
     call_close: tuple[str, ...] = ()
     parameter: str = ""
     """Begins a parameter."""
     parameter_pattern: str = ""
-    """The parameter's head from its beginning on; groups `name` and, if the model says it, `text` (true or false)."""
+    """The parameter's head from its beginning on; groups `name` and, if the model says it, `text`."""
+    text_word: str = "true"
+    """What group `text` is for a value that is text."""
     parameter_close: str = ""
     trim: Literal["none", "newline", "space"] = "none"
     """What is cut off at both ends of a value: nothing, one newline, all white space."""
@@ -87,7 +92,7 @@ class XmlCalls(msgspec.Struct, frozen=True, kw_only=True, tag="xml"):
     open_alone: bool = True
     """A call may come without the section's marker."""
     close_context: str = ""
-    """What must follow a call's end marker inside a value for it to count, as a pattern; else it is part of the value."""
+    """What must follow a call's end marker inside a value for it to count, as a pattern; else it is the value's."""
     typed_kinds: tuple[str, ...] = ()
     """JSON types that values are made into; empty for all."""
 
@@ -99,6 +104,8 @@ class PythonCalls(msgspec.Struct, frozen=True, kw_only=True, tag="python"):
     close: tuple[str, ...] = ()
     bare: bool = False
     """The list may come with no marker as the first thing of the content."""
+    first_only: bool = False
+    """The marker counts only as the first thing of the content, too."""
     listed: bool = True
 
 
@@ -141,6 +148,8 @@ class ToolFormat(msgspec.Struct, frozen=True, kw_only=True):
     """White space around content that stands beside calls. Content of white space alone is dropped either way."""
     unfinished: Literal["raw", "body", "drop"] = "raw"
     """Text of a call that never got so far as to be announced: kept, kept without its marker, dropped."""
+    malformed: Literal["", "raw", "body", "drop"] = ""
+    """The same for what turns out to be no call before the output ends; empty for as `unfinished` says."""
     forced: Literal["json", "native"] = "native"
     """A required or named call comes as plain JSON, or as the model writes its calls anyway."""
     call_ids: CallIds = "random"
@@ -156,7 +165,7 @@ class ReasoningFormat(msgspec.Struct, frozen=True, kw_only=True):
     end: tuple[str, ...] = ("</think>",)
     starts: Literal["open", "marker", "begins"] = "open"
     """Output begins inside reasoning; or reasoning begins at a marker anywhere; or only at one that comes first."""
-    switch: Literal["", "any_true", "any_true_or_unset", "enable_thinking", "enable_thinking_off"] = ""
+    switch: Literal["", "any_true", "any_true_or_unset", "enable_thinking", "effort"] = ""
     """How `chat_template_kwargs` turn reasoning off: see `reasoning.thinking_enabled`."""
     prompt_closes: bool = True
     """A prompt that ends after closed reasoning means that the output has none."""
@@ -174,12 +183,13 @@ class ReasoningFormat(msgspec.Struct, frozen=True, kw_only=True):
     """An end marker in the content."""
     prefix: str = ""
     """Dropped at the very beginning of reasoning."""
-    wrapper: tuple[str, str] = ("", "")
-    """Markers around the content, both dropped."""
+    dropped: tuple[str, ...] = ()
+    """Further markers in the content that are no text."""
     content_prefix: str = ""
     """Put before the content of an output whose prompt did not close reasoning; there is no reasoning then."""
-    force_content: bool = False
-    """`force_nonempty_content`, or thinking turned off: reasoning without content is the content."""
+    may_force_content: bool = False
+    """With `force_nonempty_content` in the template's settings, reasoning that no content follows is the content.
+    Only then reasoning is held until it is known what follows."""
     strip_content_newlines: bool = False
     """Newlines at the beginning of the content after reasoning are dropped."""
     engine: bool = False

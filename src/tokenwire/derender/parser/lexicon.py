@@ -1,7 +1,7 @@
 """Finding markers in text that arrives in pieces.
 
 The border it guards: a marker is found whichever way the text is cut. What may still become one is held back, and
-nothing else is; of two markers that begin at one place the longer wins, so a short one waits while a longer is possible.
+nothing else is; of two markers that begin at one place the longer wins, so a short one waits for it.
 """
 
 from __future__ import annotations

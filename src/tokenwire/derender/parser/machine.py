@@ -74,15 +74,15 @@ class MessageParser:
     def feed(self, text: str) -> MessageDelta:
         """The next piece of output text; gives what can be said now."""
         s = self._s
-        if s.mode is Mode.CONTENT:
-            if s.started and text and not (s.buffer or s.tail or s.content_space):
-                if self._plain_content.search(text) is None and not self._emit.drops_content:
-                    return MessageDelta(text)
-        elif s.mode is Mode.REASONING and s.reasoned and text and not (s.buffer or s.tail or s.reasoning_space):
-            if self._plain_reasoning.search(text) is None:
-                return MessageDelta(None, text) if self._include_reasoning else MessageDelta()
         if not text or s.ended:
             return MessageDelta()
+        if not (s.buffer or s.tail):
+            if s.mode is Mode.CONTENT and s.started and not s.content_space:
+                if self._plain_content.search(text) is None and not self._emit.drops_content:
+                    return MessageDelta(text)
+            elif s.mode is Mode.REASONING and s.reasoned and not s.reasoning_space:  # noqa: SIM102
+                if self._plain_reasoning.search(text) is None:
+                    return MessageDelta(None, text) if self._include_reasoning else MessageDelta()
         self._emit.out = MessageDelta()
         self._run(self._held_back(text))
         return self._emit.out
@@ -180,6 +180,13 @@ class MessageParser:
 
     def _content(self, text: str, pos: int) -> int:
         c = self._c
+        if c.strips_content_newlines and self._s.leading:
+            start, pos = pos, pos + len(text) - len(text[pos:].lstrip("\n")) - pos
+            if pos == len(text):
+                return pos
+            self._s.leading = False
+            if pos > start:
+                return pos
         found = c.in_content.find(text, pos, final=self._final)
         if found.start > pos:
             self._emit.content(text[pos : found.start])

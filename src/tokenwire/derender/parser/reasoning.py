@@ -26,8 +26,8 @@ def thinking_enabled(reasoning: ReasoningFormat, kwargs: Mapping[str, Any]) -> b
             return True if thinking is None and enable is None else bool(thinking) or bool(enable)
         case "enable_thinking":
             return bool(kwargs.get("enable_thinking", True))
-        case "enable_thinking_off":
-            return bool(kwargs.get("enable_thinking", False))
+        case "effort":
+            return kwargs.get("reasoning_effort", "no_think") not in ("no_think", None)
 
 
 def reasoning_state_of_prompt(

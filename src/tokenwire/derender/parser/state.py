@@ -80,6 +80,8 @@ class ParserState(msgspec.Struct, array_like=True, kw_only=True):
     """Open brackets of a nested value."""
     leading: bool = False
     """The next character is the first of its value, or of the reasoning."""
+    kept_reasoning: str = ""
+    """Reasoning that is the content if no content follows; only with `force_nonempty_content`."""
     ended: bool = False
     """`finish` was called."""
 

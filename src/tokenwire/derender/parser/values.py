@@ -84,7 +84,7 @@ def is_text(schema: Any) -> bool:
 def typed(text: str, schema: Any) -> Any:
     """`text` as the first of null, integer, number, boolean, object, array that the schema allows and it fits."""
     types = schema_types(schema)
-    if "null" in types and text.strip().lower() == "null":
+    if "null" in types and text.lower() == "null":
         return None
     for name, read in (
         ("integer", _integer),

@@ -5,11 +5,11 @@ from __future__ import annotations
 from functools import lru_cache
 
 from tokenwire.derender.parser.format import Format, ReasoningFormat, ToolFormat
-from tokenwire.derender.parser.formats import json_formats, other_formats, reasoning_formats
+from tokenwire.derender.parser.formats import json_formats, other_formats, reasoning_formats, recent_formats
 from tokenwire.errors import InvalidRequestError
 
 TOOL_FORMATS: dict[str, ToolFormat] = {
-    entry.name: entry for entry in (*json_formats.FORMATS, *other_formats.FORMATS)
+    entry.name: entry for entry in (*json_formats.FORMATS, *other_formats.FORMATS, *recent_formats.FORMATS)
 }
 TOOL_ALIASES = {
     "qwen3_json": "hermes",
@@ -20,7 +20,7 @@ TOOL_ALIASES = {
     "ling3": "glm45",
 }
 REASONING_FORMATS: dict[str, ReasoningFormat] = {entry.name: entry for entry in reasoning_formats.FORMATS}
-REASONING_ALIASES = {"glm47": "glm45", "ling3": "glm45", "granite_thinking_parser": "nemotron_v3"}
+REASONING_ALIASES = {"glm47": "glm45", "ling3": "glm45", "minicpmv": "qwen3"}
 
 
 class UnknownFormatError(InvalidRequestError):

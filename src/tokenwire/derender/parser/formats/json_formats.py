@@ -33,9 +33,11 @@ ERNIE45 = ToolFormat(
         close=("</tool_call>",),
         argument_keys=("arguments",),
         needs_arguments=False,
-        whole=True,
+        whole="always",
     ),
     text_after="drop",
+    unfinished="drop",
+    malformed="raw",
     forced="json",
     turn_ends=("</s>", "<|im_end|>"),
 )
@@ -48,12 +50,13 @@ INTERNLM = ToolFormat(
         needs_arguments=False,
     ),
     text_after="drop",
+    unfinished="drop",
     forced="json",
     turn_ends=_CHATML,
 )
 LLAMA3_JSON = ToolFormat(
     name="llama3_json",
-    syntax=JsonCalls(open=("<|python_tag|>",), bare="anywhere", listed="never", separators=";,"),
+    syntax=JsonCalls(open=("<|python_tag|>",), bare="anywhere", listed="maybe", separators=";,", whole="listed"),
     turn_ends=("<|eot_id|>", "<|eom_id|>"),
 )
 GRANITE = ToolFormat(
@@ -121,6 +124,8 @@ APERTUS = ToolFormat(
     name="apertus",
     syntax=JsonCalls(open=("<|tools_prefix|>",), close=("<|tools_suffix|>",), listed="always", name_is_key=True),
     space="trim",
+    unfinished="drop",
+    malformed="raw",
     forced="json",
     turn_ends=("<|assistant_end|>",),
 )
@@ -135,7 +140,6 @@ MISTRAL = ToolFormat(
         or_json=JsonCalls(listed="maybe", needs_arguments=False),
     ),
     engine=True,
-    space="trim",
     unfinished="body",
     call_ids="nine",
     turn_ends=("</s>",),

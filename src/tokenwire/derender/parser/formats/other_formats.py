@@ -146,7 +146,7 @@ PYTHONIC = ToolFormat(
 )
 LLAMA4_PYTHONIC = ToolFormat(
     name="llama4_pythonic",
-    syntax=PythonCalls(bare=True, open=("<|python_start|>",), close=("<|python_end|>",)),
+    syntax=PythonCalls(bare=True, first_only=True, open=("<|python_start|>",), close=("<|python_end|>",)),
     forced="json",
     turn_ends=("<|eot|>", "<|eom|>"),
 )
@@ -174,9 +174,7 @@ FUNCTIONGEMMA = ToolFormat(
 )
 GEMMA4 = ToolFormat(
     name="gemma4",
-    syntax=TaggedCalls(
-        open=("<|tool_call>",), close=("<tool_call|>",), quote='<|"|>', repair=True, partial_name=True
-    ),
+    syntax=TaggedCalls(open=("<|tool_call>",), close=("<tool_call|>",), quote='<|"|>', repair=True, partial_name=True),
     engine=True,
     space="trim",
     unfinished="drop",

@@ -39,9 +39,22 @@ NEMOTRON_V3 = ReasoningFormat(
     implicit_end=("<tool_call>",),
     stray_end="drop",
     trim=True,
+    may_force_content=True,
     markers_when_off=True,
     engine=True,
     turn_ends=_CHATML,
+)
+GRANITE_THINKING = ReasoningFormat(
+    name="granite_thinking_parser",
+    switch="enable_thinking",
+    implicit_end=("<tool_call>",),
+    stray_end="drop",
+    trim=True,
+    may_force_content=True,
+    strip_content_newlines=True,
+    markers_when_off=True,
+    engine=True,
+    turn_ends=("<|end_of_text|>",),
 )
 SEED_OSS = ReasoningFormat(
     name="seed_oss",
@@ -127,7 +140,7 @@ GRANITE = ReasoningFormat(
     turn_ends=("<|end_of_text|>",),
 )
 STEP3 = ReasoningFormat(name="step3", keep_start=True, turn_ends=_DEEPSEEK)
-ERNIE45 = ReasoningFormat(name="ernie45", wrapper=("<response>", "</response>"), turn_ends=("</s>",))
+ERNIE45 = ReasoningFormat(name="ernie45", dropped=("<response>", "</response>"), turn_ends=("</s>",))
 OLMO3 = ReasoningFormat(name="olmo3", turn_ends=_CHATML)
 GEMMA4 = ReasoningFormat(
     name="gemma4",
@@ -143,6 +156,77 @@ GEMMA4 = ReasoningFormat(
     engine=True,
     turn_ends=("<turn|>",),
 )
+HUNYUAN_A13B = ReasoningFormat(
+    name="hunyuan_a13b",
+    start=("<think>\n",),
+    end=("\n</think>\n<answer>\n", "\n</think>\n"),
+    starts="begins",
+    dropped=("\n</answer>",),
+    turn_ends=("<|eos|>",),
+)
+POOLSIDE_V1 = ReasoningFormat(name="poolside_v1", switch="any_true", turn_ends=("</assistant>",))
+HY_V3 = ReasoningFormat(name="hy_v3", switch="effort")
+HY_V4 = ReasoningFormat(name="hy_v4", switch="effort")
+K2_HORIZON = ReasoningFormat(
+    name="k2_horizon",
+    start=("<ifm|think>", "<ifm|think_fast>", "<ifm|think_faster>"),
+    end=("</ifm|think>", "</ifm|think_fast>", "</ifm|think_faster>"),
+    implicit_end=("<ifm|tool_calls>",),
+    engine=True,
+)
+KIMI_K3 = ReasoningFormat(
+    name="kimi_k3",
+    start=("<|open|>think<|sep|>",),
+    end=("<|close|>think<|sep|>",),
+    implicit_end=("<|open|>response<|sep|>", "<|open|>tools<|sep|>"),
+    stray_end="drop",
+    dropped=("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"),
+    turn_ends=("<|im_end|>",),
+)
+COHERE_COMMAND3 = ReasoningFormat(
+    name="cohere_command3",
+    start=("<|START_THINKING|>",),
+    end=("<|END_THINKING|>",),
+    starts="marker",
+    prompt_opens=True,
+    stray_end="drop",
+    dropped=("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
+    turn_ends=("<|END_OF_TURN_TOKEN|>",),
+)
+COHERE_COMMAND4 = ReasoningFormat(
+    name="cohere_command4",
+    start=("<|START_THINKING|>",),
+    end=("<|END_THINKING|>",),
+    starts="marker",
+    prompt_opens=True,
+    stray_end="drop",
+    dropped=("<|START_TEXT|>", "<|END_TEXT|>"),
+    turn_ends=("<|END_OF_TURN_TOKEN|>",),
+)
+INKLING = ReasoningFormat(
+    name="inkling",
+    start=("<|content_thinking|>",),
+    end=("<|end_message|>",),
+    starts="marker",
+    prompt_opens=True,
+    reopens=True,
+    trim=True,
+    stray_end="drop",
+    dropped=("<|message_model|>", "<|content_text|>"),
+    engine=True,
+    turn_ends=("<|content_model_end_sampling|>",),
+)
+PLAMO3 = ReasoningFormat(
+    name="plamo3",
+    start=("<|plamo:begin_think:plamo|>",),
+    end=("<|plamo:end_think:plamo|>",),
+    switch="enable_thinking",
+    implicit_end=("<|plamo:begin_tool_requests:plamo|>",),
+    reopens=True,
+    stray_end="drop",
+    engine=True,
+    turn_ends=("<|plamo:tag|>",),
+)
 OPENAI_GPTOSS = ReasoningFormat(name="openai_gptoss", harmony=True, turn_ends=("<|return|>", "<|call|>"))
 
 FORMATS = (
@@ -150,6 +234,7 @@ FORMATS = (
     MIMO,
     STEP3P5,
     NEMOTRON_V3,
+    GRANITE_THINKING,
     SEED_OSS,
     DEEPSEEK_R1,
     DEEPSEEK_V3,
@@ -166,5 +251,15 @@ FORMATS = (
     ERNIE45,
     OLMO3,
     GEMMA4,
+    HUNYUAN_A13B,
+    POOLSIDE_V1,
+    HY_V3,
+    HY_V4,
+    K2_HORIZON,
+    KIMI_K3,
+    COHERE_COMMAND3,
+    COHERE_COMMAND4,
+    INKLING,
+    PLAMO3,
     OPENAI_GPTOSS,
 )

@@ -88,7 +88,10 @@ class HeadedSyntax:
             marker = self._name_ends.at(text, after, final=m.final)
             if marker == "":
                 return WAIT
-            if text[after] in "[{" and marker in (None, "{"):
+            again = self._between.at(text, after, final=m.final)
+            if again == "":
+                return WAIT
+            if text[after] in "[{" and marker in (None, "{") and again is None:
                 s.alternate = True
                 s.mode = Mode.SECTION
                 return pos
@@ -170,4 +173,4 @@ class HeadedSyntax:
             m.emit.end_call()
         elif not s.committed:
             m.emit.keep(rest)
-            m.emit.reject()
+            m.emit.reject(at_end=True)

@@ -63,8 +63,6 @@ class JsonSyntax:
         if marker:
             return self._close(m, text, pos, after + len(marker))
         char = text[after]
-        if s.phase == AFTER_LIST and not self._data.close:
-            return self._leave(m, pos)
         if s.phase == AFTER_LIST:
             return self._junk(m, after)
         if char == "{" and (s.listed or self._data.listed != "always"):
@@ -93,7 +91,9 @@ class JsonSyntax:
         if not s.committed:
             m.emit.reject()
             return pos
-        return self._junk(m, after) if self._data.close else self._leave(m, pos)
+        if self._data.close or (char in "}]" and after == pos and not s.hold):
+            return self._junk(m, after)
+        return self._leave(m, pos)
 
     def _between(self, m: Machine, text: str, pos: int, upto: int) -> int:
         m.emit.keep(text[pos:upto])
@@ -181,14 +181,14 @@ class JsonSyntax:
         return upto
 
     def _is_call_key(self, key: str) -> bool:
-        return key in ("name", "type", "id", "function") or key in self._data.argument_keys
+        return key in (self._data.name_key, "type", "id", "function") or key in self._data.argument_keys
 
     def _begin_value(self, m: Machine, text: str, pos: int) -> int:
         s, data = m.s, self._data
         s.leading = True
         if data.name_is_key and not s.announced:
             return self._begin_arguments(m, s.key, text, pos)
-        if s.key == "name" and not s.announced and not data.name_is_key:
+        if s.key == data.name_key and not s.announced and not data.name_is_key:
             if text[pos] != '"':
                 m.emit.reject()
                 return pos
@@ -198,12 +198,15 @@ class JsonSyntax:
             if data.objects_only and text[pos] != "{":
                 m.emit.reject()
                 return pos
-            if s.text_value and not data.whole:
+            if s.text_value and not self._is_whole(m):
                 return self._begin_arguments(m, s.name, text, pos)
             s.phase = HELD
             return pos
         s.phase = OTHER
         return pos
+
+    def _is_whole(self, m: Machine) -> bool:
+        return self._data.whole == "always" or (self._data.whole == "listed" and m.s.listed)
 
     def _begin_arguments(self, m: Machine, name: str, text: str, pos: int) -> int:
         m.emit.announce(name)
@@ -239,7 +242,7 @@ class JsonSyntax:
             m.emit.reject()
             return pos
         s.text_value = True  # the name is known
-        if s.hold and not self._data.whole:
+        if s.hold and not self._is_whole(m):
             held = s.hold
             m.emit.announce(s.name)
             m.emit.arguments(held)
@@ -291,7 +294,6 @@ class JsonSyntax:
             m.emit.end_call()
         elif not s.committed:
             m.emit.keep(rest)
-            if not self._data.whole:
-                m.emit.reject()
+            m.emit.reject(at_end=True)
         elif s.mode is Mode.SECTION and s.hold:
             self._leave(m, 0)

@@ -59,8 +59,8 @@ class JsonValue:
         size = len(text)
         while pos < size:
             if s.in_string:
-                pos = self._string(s, text, pos)
-                if not s.in_string and s.depth == 0 and pos <= size and not s.escaped:
+                pos, closed = self._string(s, text, pos)
+                if closed and s.depth == 0:
                     return Read(pos, End.DONE)
                 continue
             match = self._outside.search(text, pos)
@@ -94,8 +94,8 @@ class JsonValue:
         return Read(size, End.MORE)
 
     @staticmethod
-    def _string(s: ParserState, text: str, pos: int) -> int:
-        """Reads on inside a string; leaves `s.in_string` false after its end."""
+    def _string(s: ParserState, text: str, pos: int) -> tuple[int, bool]:
+        """Reads on inside a string: up to where, and whether it ended there."""
         size = len(text)
         while pos < size:
             if s.escaped:
@@ -104,13 +104,13 @@ class JsonValue:
                 continue
             match = _IN_STRING.search(text, pos)
             if match is None:
-                return size
+                return size, False
             pos = match.end()
             if match.group() == '"':
                 s.in_string = False
-                return pos
+                return pos, True
             s.escaped = True
-        return pos
+        return pos, False
 
     def _false_string(self, text: str, quote: int, *, final: bool) -> bool | None:
         """Whether the quote opens no string but ends one whose own quote is missing; null if that is not clear yet.

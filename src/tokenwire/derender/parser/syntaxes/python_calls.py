@@ -38,11 +38,13 @@ class PythonSyntax:
         self.openers: tuple[str, ...] = data.open + (("[",) if data.bare else ())
 
     def accepts(self, m: Machine, marker: str) -> bool:
-        return marker in self._data.open or not (m.s.started or m.s.calls)
+        anywhere = marker in self._data.open and not self._data.first_only
+        return anywhere or not (m.s.started or m.s.calls)
 
     def open(self, m: Machine, marker: str, pos: int) -> int:
         bare = marker not in self._data.open
         m.emit.open("" if bare else marker, Mode.SECTION)
+        m.s.alternate = bare
         return pos - len(marker) if bare else pos
 
     def step(self, m: Machine, text: str, pos: int) -> int:
@@ -59,6 +61,8 @@ class PythonSyntax:
         s = m.s
         if s.phase == BROKEN:
             return self._to_close(m, text, pos)
+        if s.phase == AFTER_LIST and (s.alternate or not self._data.close):
+            return self._leave(m, pos)
         after = skip_space(text, pos)
         if after == len(text):
             m.emit.keep(text[pos:])
@@ -70,7 +74,7 @@ class PythonSyntax:
             m.emit.keep(text[pos : after + len(marker)])
             return self._leave(m, after + len(marker))
         if s.phase == AFTER_LIST:
-            return self._leave(m, pos) if not self._data.close or s.alternate else self._to_close(m, text, pos)
+            return self._to_close(m, text, pos)
         again = self._openers_at.at(text, after, final=m.final)
         if again == "":
             return WAIT
@@ -191,18 +195,23 @@ class PythonSyntax:
         return after + 1
 
     def _end_call(self, m: Machine, pos: int) -> int:
-        m.emit.arguments("}" if m.s.depth else "{}")
+        m.emit.arguments(self._closing_quote(m) + ("}" if m.s.depth else "{}"))
         m.emit.end_call()
         m.s.mode = Mode.SECTION
         return pos
 
     @staticmethod
-    def _member(m: Machine) -> str:
+    def _closing_quote(m: Machine) -> str:
+        """A string's end is sent with what follows it, for only then it is sure to be all of the value."""
+        quote, m.s.text_value = '"' if m.s.text_value else "", False
+        return quote
+
+    def _member(self, m: Machine) -> str:
         """The text before a member's value; `s.depth` counts the members begun."""
         s = m.s
         s.depth += 1
         key, s.key = s.key, ""
-        return ("{" if s.depth == 1 else ", ") + dumps(key) + ": "
+        return self._closing_quote(m) + ("{" if s.depth == 1 else ", ") + dumps(key) + ": "
 
     def _begin_value(self, m: Machine, text: str, pos: int) -> int:
         s = m.s
@@ -272,7 +281,7 @@ class PythonSyntax:
         if after < len(text) and text[after] not in ",)+" and len(s.stack) == 1 and text[after] not in "]}":
             m.emit.arguments(escape(s.stack))
             return upto
-        m.emit.arguments('"')
+        s.text_value = True
         s.phase, s.stack = COMMA, ""
         return upto
 
@@ -303,7 +312,7 @@ class PythonSyntax:
                 s.stack += char
             elif char in ")]}" and s.stack:
                 s.stack = s.stack[:-1]
-            elif char in ",)":
+            elif char in ",)" and not s.stack:
                 s.hold += text[pos:at]
                 return self._end_other(m, at)
             s.hold += text[pos : at + 1]
@@ -328,7 +337,7 @@ class PythonSyntax:
             m.emit.end_call()
         elif not s.committed:
             m.emit.keep(rest)
-            m.emit.reject()
+            m.emit.reject(at_end=True)
 
 
 _SIMPLE = {

@@ -181,10 +181,11 @@ class TaggedSyntax:
     def _other(self, m: Machine, text: str, pos: int) -> int:
         """A value without the quote: a word, or brackets with anything inside, up to its end."""
         s = m.s
+        start = pos
         while pos < len(text):
             quote = self._quotes.at(text, pos, final=m.final)
             if quote == "":
-                return pos
+                return pos if pos > start else WAIT
             if quote:
                 s.in_string = not s.in_string
                 s.hold += quote
@@ -194,7 +195,7 @@ class TaggedSyntax:
             if not s.in_string:
                 marker = self._ends.at(text, pos, final=m.final)
                 if marker == "":
-                    return pos
+                    return pos if pos > start else WAIT
                 if marker or (char in ",})]" and not s.stack):
                     self._end_other(m)
                     return pos
@@ -225,7 +226,7 @@ class TaggedSyntax:
             m.emit.end_call()
         elif s.mode is Mode.HEADER and not s.committed:
             m.emit.keep(rest)
-            m.emit.reject()
+            m.emit.reject(at_end=True)
 
     def _finish_arguments(self, m: Machine, rest: str) -> None:
         s = m.s

@@ -25,7 +25,19 @@ _CONTEXT = 64
 class XmlSyntax:
     """See `XmlCalls`."""
 
-    __slots__ = ("_between", "_context", "_data", "_ends", "_head", "_in_value", "_kept", "_name_ends", "_out", "openers")
+    __slots__ = (
+        "_between",
+        "_context",
+        "_data",
+        "_ends",
+        "_head",
+        "_in_value",
+        "_kept",
+        "_name",
+        "_name_ends",
+        "_out",
+        "openers",
+    )
 
     def __init__(self, data: XmlCalls) -> None:
         self._data = data
@@ -35,8 +47,9 @@ class XmlSyntax:
         self._ends = frozenset((*data.call_close, *data.section_close))
         self._kept = frozenset((data.parameter, *data.call_close, *data.section_close))
         self._out = Lexicon((data.parameter, *self._ends))
-        self._in_value = Lexicon((data.parameter_close, data.parameter, *self._ends))
+        self._in_value = Lexicon((data.parameter_close, data.parameter, *data.call_close))
         self._head = re.compile(data.parameter_pattern)
+        self._name = re.compile(data.name_pattern) if data.name_pattern else None
         follows = "|".join(map(re.escape, (*data.open, *data.section, *data.section_close)))
         self._context = re.compile(data.close_context or rf"\s*(?:{follows})")
 
@@ -92,9 +105,11 @@ class XmlSyntax:
         s.mode, s.phase = Mode.ARGUMENTS, OUT
         return found.start if found.marker in self._kept else found.start + len(found.marker)
 
-    @staticmethod
-    def _announce(m: Machine) -> None:
+    def _announce(self, m: Machine) -> None:
         name = m.s.name.strip()
+        if self._name is not None:
+            match = self._name.search(name)
+            name = match.group(1) if match else ""
         if name:
             m.emit.announce(name)
         else:
@@ -149,7 +164,7 @@ class XmlSyntax:
         schema = m.emit.tools.schema(s.name, s.key)
         flag = groups.get("text")
         if schema is None and not data.schema_only:
-            s.text_value = flag == "true"
+            s.text_value = flag == data.text_word
         else:
             s.text_value = self._is_text(schema)
         if self._may_wrap(m):
@@ -277,4 +292,4 @@ class XmlSyntax:
             m.emit.end_call()
         elif not s.committed:
             m.emit.keep(rest)
-            m.emit.reject()
+            m.emit.reject(at_end=True)
