@@ -1,0 +1,79 @@
+"""Puts the parts of a core together from options and a model folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+import torch
+
+from tokenwire.engine.base import EngineInfo
+from tokenwire.engine.local.blocks import BlockPool
+from tokenwire.engine.local.core import Core
+from tokenwire.engine.local.facts import ModelFacts, read_facts
+from tokenwire.engine.local.finish import FinishRules
+from tokenwire.engine.local.intake import Intake
+from tokenwire.engine.local.link import CoreLink
+from tokenwire.engine.local.messages import CAPABILITIES
+from tokenwire.engine.local.options import LocalEngineOptions
+from tokenwire.engine.local.runner import ModelRunner
+from tokenwire.engine.local.sampling import LogprobsMode
+from tokenwire.engine.local.scheduler import Scheduler, SchedulerConfig
+
+MAX_SCORE_BYTES = 64 << 20
+"""Memory of the logits that score prompts in one step."""
+
+
+def build_core(address: str, folder: Path, options: LocalEngineOptions, progress: Callable[[str, float], None]) -> Core:
+    """A core that listens at `address`. Raises a `ServiceError` for a model or options that cannot work."""
+    link = CoreLink(address)
+    facts = read_facts(folder, options)
+    progress("loading the model", 0.3)
+    runner = ModelRunner(folder, options, facts.max_model_len)
+    budget = options.max_num_batched_tokens or (512 if runner.device.type == "cpu" else 8192)
+    config = SchedulerConfig(
+        max_num_seqs=options.max_num_seqs,
+        max_num_batched_tokens=budget,
+        max_model_len=facts.max_model_len,
+        max_score_rows=max(1, MAX_SCORE_BYTES // (4 * facts.vocab_size)),
+        policy=options.scheduling_policy,
+    )
+    pool = BlockPool(runner.cache.num_blocks, options.block_size, caching=options.enable_prefix_caching)
+    progress("ready", 1.0)
+    return Core(
+        link,
+        runner,
+        Scheduler(config, pool),
+        Intake(folder, facts, options),
+        FinishRules(facts.eos_token_ids, facts.max_model_len),
+        _info(folder, options, facts, runner, budget),
+        cast(LogprobsMode, options.logprobs_mode),
+    )
+
+
+def _info(folder: Path, options: LocalEngineOptions, facts: ModelFacts, runner: ModelRunner, budget: int) -> EngineInfo:
+    return EngineInfo(
+        name="local",
+        model=options.model or str(folder),
+        max_model_len=facts.max_model_len,
+        vocab_size=facts.vocab_size,
+        eos_token_ids=facts.eos_token_ids,
+        max_num_seqs=options.max_num_seqs,
+        max_logprobs=options.max_logprobs,
+        default_sampling_params=facts.default_sampling_params,
+        capabilities=replace(CAPABILITIES, priority=options.scheduling_policy == "priority"),
+        extra={
+            "folder": str(folder),
+            "dtype": str(runner.dtype).removeprefix("torch."),
+            "device": str(runner.device),
+            "block_size": options.block_size,
+            "num_kv_blocks": runner.cache.num_blocks,
+            "max_num_batched_tokens": budget,
+            "enable_prefix_caching": options.enable_prefix_caching,
+            "num_threads": torch.get_num_threads(),
+            "model_class": type(runner.model).__name__,
+            "load_time_s": round(runner.load_time_s, 2),
+        },
+    )

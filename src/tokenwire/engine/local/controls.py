@@ -1,0 +1,82 @@
+"""Pause, resume and cache reset in the core. A pause that must wait for running work answers when it is done."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from tokenwire.engine.base import Pause, ResetPrefixCache, Resume
+from tokenwire.engine.local.messages import ControlCall, Reply
+
+if TYPE_CHECKING:
+    from tokenwire.engine.local.core import Core
+
+
+@dataclass(slots=True, frozen=True)
+class _Waiting:
+    """A pause whose answer is due once everything has finished."""
+
+    client: bytes
+    call: int
+    clear_cache: bool
+
+
+class PauseControl:
+    """abort and wait refuse new requests while paused; keep freezes those that run and lets new ones queue."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._waiting: list[_Waiting] = []
+        self.frozen = False
+        self.refusing = False
+
+    @property
+    def state(self) -> Literal["ready", "frozen", "closed"]:
+        if self.refusing:
+            return "closed"
+        return "frozen" if self.frozen else "ready"
+
+    def take(self, client: bytes, message: ControlCall) -> None:
+        """Carry out a control message and answer it, now or later."""
+        match message.control:
+            case Pause() as pause:
+                self._pause(client, message.call, pause)
+            case Resume():
+                self._resume()
+                self._core.reply(client, Reply(message.call, {"status": "resumed"}))
+            case ResetPrefixCache() as reset:
+                done = self._core.scheduler.drop_prefix_cache(recompute_running=reset.reset_running_requests)
+                self._core.reply(client, Reply(message.call, {"success": done}))
+        self._core.mark_changed()
+
+    def settle(self) -> None:
+        """Answer pauses that have waited for the end of running work."""
+        if self._waiting and self._core.idle:
+            waiting, self._waiting = self._waiting, []
+            for entry in waiting:
+                self._paused(entry.client, entry.call, clear_cache=entry.clear_cache)
+
+    def _pause(self, client: bytes, call: int, pause: Pause) -> None:
+        if pause.mode == "wait":
+            self.refusing = True
+            self.frozen = False
+            self._waiting.append(_Waiting(client, call, pause.clear_cache))
+            return
+        if pause.mode == "abort":
+            self.refusing = True
+            self._core.end_all("abort")
+        else:
+            self.frozen = True
+        self._paused(client, call, clear_cache=pause.clear_cache)
+
+    def _paused(self, client: bytes, call: int, *, clear_cache: bool) -> None:
+        if clear_cache:
+            self._core.scheduler.drop_prefix_cache(recompute_running=True)
+        self._core.reply(client, Reply(call, {"status": "paused"}))
+
+    def _resume(self) -> None:
+        self.frozen = False
+        self.refusing = False
+        waiting, self._waiting = self._waiting, []
+        for entry in waiting:
+            self._core.reply(entry.client, Reply(entry.call, error="resumed before everything had finished"))

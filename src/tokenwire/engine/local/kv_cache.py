@@ -1,0 +1,59 @@
+"""The K/V tensors of all layers, addressed by slot: block * block_size + offset."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+
+@dataclass(slots=True, frozen=True)
+class LayerShape:
+    """K/V of one token in one layer: heads, and the width of a key and of a value head."""
+
+    num_kv_heads: int
+    key_dim: int
+    value_dim: int
+
+    def num_bytes(self, dtype: torch.dtype) -> int:
+        return self.num_kv_heads * (self.key_dim + self.value_dim) * dtype.itemsize
+
+
+class KVCache:
+    """`keys[layer]` and `values[layer]` are [num_blocks * block_size, kv heads, width]."""
+
+    def __init__(
+        self,
+        shapes: dict[int, LayerShape],
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        slots = num_blocks * block_size
+        self.block_size = block_size
+        self.num_blocks = num_blocks
+        self.keys = {i: _zeros((slots, s.num_kv_heads, s.key_dim), dtype, device) for i, s in shapes.items()}
+        self.values = {i: _zeros((slots, s.num_kv_heads, s.value_dim), dtype, device) for i, s in shapes.items()}
+
+    def copy_block(self, source: int, target: int) -> None:
+        """The content of one block into another, in all layers."""
+        size = self.block_size
+        for tensors in (self.keys, self.values):
+            for tensor in tensors.values():
+                tensor[target * size : (target + 1) * size] = tensor[source * size : (source + 1) * size]
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """On CPU through numpy, whose zeros take no memory before they are written."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    num_bytes = math.prod(shape) * dtype.itemsize
+    return torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8)).view(dtype).view(shape)
+
+
+def block_bytes(shapes: dict[int, LayerShape], block_size: int, dtype: torch.dtype) -> int:
+    """Memory of one block over all layers."""
+    return block_size * sum(shape.num_bytes(dtype) for shape in shapes.values())

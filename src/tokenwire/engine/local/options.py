@@ -1,0 +1,53 @@
+"""What the local engine can be told at its start. Plain data: it travels to the core process as MessagePack."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+
+class LocalEngineOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Sizes in tokens unless the name says otherwise; None: chosen from the model and the machine."""
+
+    model: str | None = None
+    """A folder with safetensors, a .gguf file, or a hub name; None: SmolLM2-135M-Instruct."""
+    dtype: str = "auto"
+    """auto (float32 on CPU, the model's own on CUDA), float32, bfloat16 or float16."""
+    device: str = "auto"
+    """auto, cpu, cuda or cuda:N."""
+    max_model_len: int | None = None
+    max_num_seqs: int = 256
+    """Sequences that run at the same time."""
+    max_num_batched_tokens: int | None = None
+    """Tokens of one step, prefill chunks and decodes together; None: 512 on CPU, 8192 on CUDA."""
+    block_size: int = 16
+    num_kv_blocks: int | None = None
+    kv_cache_bytes: int | None = None
+    """Used when `num_kv_blocks` is None."""
+    scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
+    enable_prefix_caching: bool = True
+    max_logprobs: int = 20
+    """-1: no cap."""
+    logprobs_mode: str = "raw_logprobs"
+    generation_config: str = "auto"
+    """auto: the model's generation_config.json; vllm: none; else a folder."""
+    override_generation_config: dict[str, Any] = {}
+    stream_interval: int = 1
+    """Tokens per streamed output, at least."""
+    seed: int = 0
+    num_threads: int | None = None
+    restarts: int = 0
+    """How often a core process that died is started again."""
+    load_timeout_s: float = 600.0
+    fused: bool = True
+    """Use the fused path for architectures that have one; off: transformers' own modules only."""
+    trust_remote_code: bool = False
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """What a core process is started with."""
+
+    address: str
+    folder: str
+    options: LocalEngineOptions

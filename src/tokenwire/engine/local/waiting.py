@@ -1,0 +1,102 @@
+"""The queue of sequences that wait to run, in the order of the scheduling policy."""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Iterator
+from typing import Literal, Protocol
+
+from tokenwire.engine.local.requests import Sequence
+
+
+class WaitingQueue(Protocol):
+    """Sequences in the order in which they may run."""
+
+    def push(self, sequence: Sequence) -> None: ...
+    def push_back(self, sequence: Sequence) -> None:
+        """A preempted sequence: it ran already, so it goes before its equals."""
+
+    def peek(self) -> Sequence | None: ...
+    def pop(self) -> Sequence: ...
+    def remove(self, sequence: Sequence) -> None: ...
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[Sequence]: ...
+
+
+def make_queue(policy: Literal["fcfs", "priority"]) -> WaitingQueue:
+    """The queue of a policy."""
+    return PriorityQueue() if policy == "priority" else ArrivalQueue()
+
+
+def urgency(sequence: Sequence) -> tuple[int, int, int]:
+    """Sort key of the priority policy: lower runs earlier, then arrival, then the sample's number."""
+    return sequence.request.priority, sequence.request.arrival, sequence.index
+
+
+class ArrivalQueue:
+    """First come, first served."""
+
+    def __init__(self) -> None:
+        self._queue: deque[Sequence] = deque()
+
+    def push(self, sequence: Sequence) -> None:
+        self._queue.append(sequence)
+
+    def push_back(self, sequence: Sequence) -> None:
+        self._queue.appendleft(sequence)
+
+    def peek(self) -> Sequence | None:
+        return self._queue[0] if self._queue else None
+
+    def pop(self) -> Sequence:
+        return self._queue.popleft()
+
+    def remove(self, sequence: Sequence) -> None:
+        self._queue.remove(sequence)
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(self._queue)
+
+
+class PriorityQueue:
+    """Lowest priority value first; arrival breaks ties. A removed sequence stays in the heap until it surfaces."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[tuple[int, int, int], int, Sequence]] = []
+        self._live: set[int] = set()
+        self._serial = 0
+
+    def push(self, sequence: Sequence) -> None:
+        self._serial += 1
+        self._live.add(id(sequence))
+        heapq.heappush(self._heap, (urgency(sequence), self._serial, sequence))
+
+    def push_back(self, sequence: Sequence) -> None:
+        self.push(sequence)
+
+    def peek(self) -> Sequence | None:
+        while self._heap and id(self._heap[0][2]) not in self._live:
+            heapq.heappop(self._heap)
+        return self._heap[0][2] if self._heap else None
+
+    def pop(self) -> Sequence:
+        sequence = self.peek()
+        assert sequence is not None
+        heapq.heappop(self._heap)
+        self._live.discard(id(sequence))
+        return sequence
+
+    def remove(self, sequence: Sequence) -> None:
+        self._live.remove(id(sequence))
+        self._heap = [entry for entry in self._heap if entry[2] is not sequence]
+        heapq.heapify(self._heap)
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return (entry[2] for entry in sorted(self._heap, key=lambda entry: entry[:2]))
