@@ -18,7 +18,7 @@ async def main() -> None:
                 choice = chunk.choices[0]
                 ids += choice.token_ids or []
                 ended = choice.finish_reason
-                if len(ids) == 5 and stream.request_id is not None:
+                if len(ids) == 5 and ended is None and stream.request_id is not None:
                     print(await client.abort(stream.request_id))
         print(f"ended by {ended!r} with {len(ids)} ids: {ids[:8]}...")
 
