@@ -8,6 +8,7 @@ and j below that. One task steps up to `max_num_seqs` streams a batch and lets t
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +24,7 @@ from tokenwire.engine.base import (
     EngineRequest,
     EngineStats,
     EngineStatus,
+    FinishReason,
     Logprobs,
     OutputStream,
     Pause,
@@ -65,16 +67,27 @@ class NullEngineOptions:
 class _Running:
     request: EngineRequest
     queue: RequestQueue
+    max_tokens: int
+    whole: bool
+    """All tokens come in one output: nobody watches them come."""
     num_done: int = 0
     rows: Logprobs | None = None
     rows_start: int = 0
     prompt: PromptOutput | None = field(default_factory=lambda: PromptOutput(num_cached_tokens=0))
 
-    @property
-    def remaining(self) -> int:
-        max_tokens = self.request.sampling.max_tokens
-        assert isinstance(max_tokens, int)
-        return max_tokens - self.num_done
+
+def _info_of(options: NullEngineOptions) -> EngineInfo:
+    return EngineInfo(
+        name="null",
+        model=options.model,
+        max_model_len=options.max_model_len,
+        vocab_size=options.vocab_size,
+        eos_token_ids=(0,),
+        max_num_seqs=options.max_num_seqs,
+        max_logprobs=options.max_logprobs,
+        default_sampling_params={},
+        capabilities=CAPABILITIES,
+    )
 
 
 class NullEngine(Engine):
@@ -82,6 +95,7 @@ class NullEngine(Engine):
 
     def __init__(self, options: NullEngineOptions | None = None) -> None:
         self.options = options or NullEngineOptions()
+        self._info = _info_of(self.options)
         self._live: dict[str, _Running] = {}
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
@@ -92,18 +106,7 @@ class NullEngine(Engine):
 
     @property
     def info(self) -> EngineInfo:
-        o = self.options
-        return EngineInfo(
-            name="null",
-            model=o.model,
-            max_model_len=o.max_model_len,
-            vocab_size=o.vocab_size,
-            eos_token_ids=(0,),
-            max_num_seqs=o.max_num_seqs,
-            max_logprobs=o.max_logprobs,
-            default_sampling_params={},
-            capabilities=CAPABILITIES,
-        )
+        return self._info
 
     @property
     def status(self) -> EngineStatus:
@@ -129,7 +132,10 @@ class NullEngine(Engine):
                 self._drop(request.request_id)
 
         queue = RequestQueue(request.sampling.n, lambda: self._drop(request.request_id), stop)
-        self._live[request.request_id] = _Running(request, queue)
+        max_tokens = request.sampling.max_tokens
+        assert isinstance(max_tokens, int)
+        whole = not request.stream and not self.options.step_s
+        self._live[request.request_id] = _Running(request, queue, max_tokens, whole)
         self._idle.clear()
         self._wake.set()
         return queue
@@ -192,26 +198,24 @@ class NullEngine(Engine):
     def _step(self) -> None:
         """One token for each of the first `max_num_seqs` streams; a whole answer where nobody streams."""
         finished = []
-        for running, _ in zip(self._live.values(), range(self.options.max_num_seqs), strict=False):
-            whole = not running.request.stream and not self.options.step_s
-            self._advance(running, running.remaining if whole else 1)
-            if running.remaining == 0:
+        for running in itertools.islice(self._live.values(), self.options.max_num_seqs):
+            self._advance(running, running.max_tokens if running.whole else 1)
+            if running.num_done == running.max_tokens:
                 finished.append(running.request.request_id)
         for request_id in finished:
             self._drop(request_id)
 
     def _advance(self, running: _Running, count: int) -> None:
         start = running.num_done
-        running.num_done += count
-        finish = "length" if running.remaining == 0 else None
-        token_ids = [self._token(i) for i in range(start, start + count)]
+        running.num_done = stop = start + count
+        finish: FinishReason | None = "length" if stop == running.max_tokens else None
         for index in range(running.request.sampling.n):
-            logprobs = self._logprobs(running, start, count)
             # The list is the reader's to keep: every sequence gets its own.
-            running.queue.put(
-                EngineOutput(index, list(token_ids), logprobs, finish_reason=finish, prompt=running.prompt)  # type: ignore[arg-type]
-            )
-            running.prompt = None
+            token_ids = [self._token(i) for i in range(start, stop)]
+            output = EngineOutput(index, token_ids, self._logprobs(running, start, count), finish_reason=finish)
+            if running.prompt is not None:
+                output.prompt, running.prompt = running.prompt, None
+            running.queue.put(output)
 
     def _token(self, position: int) -> int:
         return (FIRST_ID + position % PERIOD) % self.options.vocab_size
