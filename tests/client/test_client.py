@@ -16,6 +16,7 @@ import contextlib
 import subprocess
 import sys
 import time
+from typing import Any
 
 import httpx
 import msgspec
@@ -339,6 +340,18 @@ async def test_a_misspelt_field_is_a_type_error_before_anything_is_sent(client: 
     with pytest.raises(TypeError, match="no field 'output_mod'"):
         await client.generate([1], output_mod="text")
     assert toy.requests == []
+
+
+@pytest.mark.parametrize("text", ["hello", "12", b"12"])
+async def test_text_instead_of_ids_is_a_type_error(client: AsyncClient, text: Any) -> None:
+    with pytest.raises(TypeError, match="takes token ids, not text"):
+        await client.generate(text)
+
+
+@pytest.mark.parametrize("ids", [None, [], "x", [1.5], ["1"], [-1], [True], {}])
+def test_a_rendered_prompt_without_ids_is_refused(ids: Any) -> None:
+    with pytest.raises(BadReplyError, match="must have token_ids"):
+        Rendered({"token_ids": ids})
 
 
 async def test_headers_of_one_request_and_of_all(toy: ToyServer) -> None:

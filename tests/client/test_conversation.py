@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import io
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ import pytest
 from tests.client.scripted_app import AB, END, ROLES, ToyServer, encode, error
 from tokenwire.client import AsyncClient, AsyncConversation, BadReplyError, Client, Conversation, TrainingRecord
 from tokenwire.errors import InvalidRequestError, PrefixMismatchError
+from tokenwire.wire.generate import FunctionCall, Message, ToolCall
 
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
 SPELLED_OUT = [ord("a"), ord("b")]  # the tokenizer would write AB
@@ -215,6 +217,29 @@ async def test_what_a_tool_got_wrong_is_raised_or_told_as_asked(chat: AsyncConve
     assert len(chat.messages) == before
     (result,) = await chat.run_tools({"add": add}, on_error="tell")
     assert result.content.startswith("Error: ZeroDivisionError")
+
+
+async def test_all_tools_have_ended_before_an_error_gets_out(chat: AsyncConversation, toy: ToyServer) -> None:
+    ended: list[str] = []
+    first = True
+
+    async def add() -> str:
+        nonlocal first
+        if first:
+            first = False
+            raise RuntimeError("the first call breaks")
+        await asyncio.sleep(0.01)
+        ended.append("second")
+        return "ok"
+
+    toy.script = [said("x")]
+    chat.user("hi")
+    turn = await chat.generate()
+    calls = [ToolCall(id=str(i), function=FunctionCall(name="add", arguments="{}")) for i in range(2)]
+    chat.turns[-1] = dataclasses.replace(turn, message=Message(tool_calls=calls))
+    with pytest.raises(RuntimeError, match="the first call breaks"):
+        await chat.run_tools({"add": add})
+    assert ended == ["second"]
 
 
 # --- what a server lacks ------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import argparse
 import asyncio
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 
 from tokenwire.bench import plot, report
 from tokenwire.bench.arguments import add_arguments, options_from
@@ -32,26 +32,36 @@ def run(argv: Sequence[str]) -> int:
     except ValueError as exc:
         sys.stderr.write(f"tokenwire bench: {exc}\n")
         return 2
-    levels = _run_loop(options, target)
+    levels: list[LevelSummary] = []
+    stopped = False
+    try:
+        _run_loop(_levels(options, target, levels))
+    except KeyboardInterrupt:
+        _clear_progress()
+        sys.stderr.write("tokenwire bench: stopped; whole levels are kept\n")
+        stopped = True
     if args.json is not None:
         report.write_json(args.json, options, levels)
     if args.plot is not None:
         plot.write(args.plot, options, levels)
+    if stopped:
+        return 130  # as a shell has it for SIGINT
     return 1 if any(level.num_failed for level in levels) else 0
 
 
-def _run_loop(options: BenchOptions, target: Target) -> list[LevelSummary]:
+def _run_loop(work: Coroutine[None, None, None]) -> None:
     try:
         import uvloop
     except ImportError:  # no uvloop on this platform
-        return asyncio.run(_levels(options, target))
-    return uvloop.run(_levels(options, target))
+        asyncio.run(work)
+        return
+    uvloop.run(work)
 
 
-async def _levels(options: BenchOptions, target: Target) -> list[LevelSummary]:
+async def _levels(options: BenchOptions, target: Target, levels: list[LevelSummary]) -> None:
+    """Run every level, show its row and add it to `levels`."""
     pool = Pool(target)
     _say(report.heading(options))
-    levels: list[LevelSummary] = []
     try:
         for number, concurrency in enumerate(options.concurrency):
             level = summarise(await run_level(options, pool, number, concurrency, _progress()), options)
@@ -60,7 +70,6 @@ async def _levels(options: BenchOptions, target: Target) -> list[LevelSummary]:
             levels.append(level)
     finally:
         pool.close()
-    return levels
 
 
 def _say(text: str) -> None:

@@ -54,7 +54,7 @@ def _throughput(axis: Any, levels: Sequence[LevelSummary]) -> None:
 def _latency(axis: Any, spreads: Sequence[Spread | None], levels: Sequence[LevelSummary], title: str) -> None:
     known = [(spread, level) for spread, level in zip(spreads, levels, strict=True) if spread is not None]
     if not known:
-        axis.text(0.5, 0.5, "not measured\n(replies were not streamed)", ha="center", va="center", color="0.4")
+        axis.text(0.5, 0.5, "not measured", ha="center", va="center", color="0.4")
         axis.set_title(title)
         axis.set_axis_off()
         return

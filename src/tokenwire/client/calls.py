@@ -74,6 +74,8 @@ def generate_body(prompt: Prompt, sampling_params: Sampling, fields: Mapping[str
     here by name must be one this package knows, so that a slip of the pen is a `TypeError`; fields inside a rendered
     or plain request travel as they are.
     """
+    if isinstance(prompt, str | bytes):
+        raise TypeError("generate takes token ids, not text; tokenize() or render_completion() make ids of a text")
     unknown = [name for name in fields if name not in GenerateRequest.__struct_fields__]
     if unknown:
         raise TypeError(f"generate has no field {unknown[0]!r}; the fields are {GenerateRequest.__struct_fields__}")

@@ -206,8 +206,12 @@ class AsyncConversation(_Base):
         return _only_message(await self._render_client.derender_chat(self._derender_request(prompt, response)))
 
     async def run_tools(self, tools: Tools, *, on_error: OnError = "raise") -> list[ToolResult]:
-        calls = self.pending_tool_calls()
-        return self._add_results(list(await asyncio.gather(*(run_tool_async(call, tools, on_error) for call in calls))))
+        running = [run_tool_async(call, tools, on_error) for call in self.pending_tool_calls()]
+        ended = await asyncio.gather(*running, return_exceptions=True)  # all have ended before an error gets out
+        for result in ended:
+            if isinstance(result, BaseException):
+                raise result
+        return self._add_results([result for result in ended if isinstance(result, ToolResult)])
 
     async def render_without_prefix(self) -> list[int]:
         request = self._dialogue.chat_request()

@@ -8,7 +8,7 @@ are lists whatever the wire. (The `wire` types are the other end: they say exact
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -209,15 +209,21 @@ class GenerateChunk(msgspec.Struct, frozen=True, kw_only=True):
     output_mode: str = "tokens"
 
 
+_Ids = Annotated[list[Annotated[int, msgspec.Meta(ge=0)]], msgspec.Meta(min_length=1)]
+
+
 class Rendered:
     """A prompt made by render: the whole generate request, also those of its fields that are not known here."""
 
     __slots__ = ("body",)
 
     def __init__(self, body: Mapping[str, Any]) -> None:
-        ids = body.get("token_ids")
-        if not isinstance(ids, list) or not ids or not all(type(i) is int for i in ids):
-            raise BadReplyError("a rendered prompt must have token_ids, a list of integers that is not empty")
+        try:
+            msgspec.convert(body.get("token_ids"), _Ids)
+        except msgspec.ValidationError as exc:
+            raise BadReplyError(
+                f"a rendered prompt must have token_ids, a list of ids that is not empty: {exc}"
+            ) from exc
         self.body = dict(body)
 
     @property
