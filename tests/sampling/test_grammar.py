@@ -223,7 +223,7 @@ def test_special_tokens_are_no_text(compiler: GrammarCompiler) -> None:
     assert not special & allowed(matcher)
     assert EOS in allowed(matcher)
     matcher = compiled(compiler, json={"type": "string"}).matcher(stop_ids=[EOS])
-    assert matcher.accept(TOKENIZER.encode("\"").ids[0])
+    assert matcher.accept(TOKENIZER.encode('"').ids[0])
     assert not (special | {EOS}) & allowed(matcher)
 
 

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from tokenwire.engine.base import Logprobs
-from tokenwire.engine.local.sampling.top import top_values
+from tokenwire.engine.local.sampling.best import take_rows, top_k
 
 _SHARED_K = 64
 
@@ -46,8 +46,7 @@ def score(
     short = [i for i, ask in enumerate(asks) if ask.token_ids is None and ask.k <= _SHARED_K]
     long = [[i] for i, ask in enumerate(asks) if ask.token_ids is None and ask.k > _SHARED_K]
     for rows in [short, *long] if short else long:
-        part = values if len(rows) == len(asks) else values[torch.tensor(rows, device=values.device)]
-        tables = _tables(part, chosen[rows], max(asks[i].k for i in rows), scale.rows(rows))
+        tables = _tables(take_rows(values, rows), chosen[rows], max(asks[i].k for i in rows), scale.rows(rows))
         for j, i in enumerate(rows):
             width = 1 + asks[i].k
             found[i] = Logprobs(
@@ -71,9 +70,8 @@ class _Scale:
         log_peak = np.full(len(values), np.nan, dtype=np.float32) if log_peaks is None else log_peaks.copy()
         unknown = np.flatnonzero(np.isnan(log_peak))
         if len(unknown):
-            part = values if len(unknown) == len(values) else values[torch.from_numpy(unknown).to(values.device)]
             # The fused softmax is the fastest full pass there is; its largest entry is 1 / sum(exp(value - largest)).
-            log_peak[unknown] = part.softmax(-1).amax(-1).log_().cpu().numpy()
+            log_peak[unknown] = take_rows(values, unknown.tolist()).softmax(-1).amax(-1).log_().cpu().numpy()
         return _Scale(values.amax(-1, keepdim=True).cpu().numpy(), log_peak[:, None])
 
     def rows(self, rows: Sequence[int]) -> _Scale:
@@ -88,18 +86,10 @@ def _tables(values: torch.Tensor, chosen: NDArray[np.int64], k: int, scale: _Sca
     """Scores of the chosen id and the best k, for all rows at once."""
     rows = torch.arange(len(chosen), device=values.device)
     own = values[rows, torch.from_numpy(chosen).to(values.device)].cpu().numpy()
-    best, ids = _best(values, min(k, values.shape[1]))
+    best, ids = top_k(values, min(k, values.shape[1]))
     table_ids = np.concatenate([chosen[:, None], ids], axis=1).astype(np.int32)
     table = scale.apply(np.concatenate([own[:, None], best], axis=1))
     return Logprobs(table_ids, table, _ranks(values, own, best))
-
-
-def _best(values: torch.Tensor, k: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    if k == 0:
-        empty = (len(values), 0)
-        return np.empty(empty, np.float32), np.empty(empty, np.int64)
-    found, ids = top_values(values, k)
-    return found.cpu().numpy(), ids.cpu().numpy()
 
 
 def _ranks(values: torch.Tensor, own: NDArray[np.float32], best: NDArray[np.float32]) -> NDArray[np.int32]:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from tokenwire.engine.base import Logprobs
 from tokenwire.engine.local.sampling.adjust import adjust
+from tokenwire.engine.local.sampling.best import take_rows
 from tokenwire.engine.local.sampling.bitmask import apply_constraints
 from tokenwire.engine.local.sampling.draw import argmax, draw_untruncated
 from tokenwire.engine.local.sampling.random import uniforms
@@ -63,7 +64,7 @@ def sample(
         if logprobs_mode.startswith("processed"):
             table = _processed(logits, samplers, scored, output.masks)
         else:
-            table = _rows(raw, scored) if raw is logits else raw
+            table = take_rows(raw, scored) if raw is logits else raw
         _add_scores(output, samplers, scored, table, log_peaks, as_logits=logprobs_mode.endswith("logits"))
     for i, sampler in enumerate(samplers):
         if not sampler.return_mask:
@@ -76,12 +77,8 @@ def _bare(token_ids: NDArray[np.int64]) -> SampleOutput:
     return SampleOutput(token_ids.astype(np.int32), [None] * count, [None] * count)
 
 
-def _rows(values: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
-    return values if len(rows) == len(values) else values[torch.tensor(rows, device=values.device)]
-
-
 def _scaled(logits: torch.Tensor, samplers: Sequence[SequenceSampler], rows: Sequence[int]) -> torch.Tensor:
-    part = _rows(logits, rows)
+    part = take_rows(logits, rows)
     if all(samplers[i].temperature == 1.0 for i in rows):
         return part
     return part / torch.tensor([samplers[i].temperature for i in rows], device=logits.device)[:, None]
@@ -96,7 +93,7 @@ def _choose(
     truncated = [i for i, s in enumerate(samplers) if s.truncates]
     output = _bare(np.zeros(len(samplers), dtype=np.int64))
     if greedy:
-        output.token_ids[greedy] = argmax(_rows(logits, greedy))
+        output.token_ids[greedy] = argmax(take_rows(logits, greedy))
     noise = uniforms([s.key for s in samplers], [s.num_output_tokens for s in samplers])
     if free:
         output.token_ids[free], peaks = draw_untruncated(_scaled(logits, samplers, free), noise[free])

@@ -16,12 +16,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from tokenwire.engine.local.sampling.best import best_lists, take_rows
 from tokenwire.engine.local.sampling.draw import pick
 from tokenwire.engine.local.sampling.state import SequenceSampler
-from tokenwire.engine.local.sampling.top import top_values
 
-_LIST_SIZES = (64, 256)
-_SPARE = 8  # a list must reach past the last survivor, to show that no tie with it is missing
+_LIST_SIZES = (32, 64, 256)
+_SLICES_PER_NAT, _SLICES = 32, 2048
+_NUCLEUS_LIST = 64  # most nuclei of a language model fit
 
 
 @dataclass(slots=True, frozen=True)
@@ -32,6 +33,16 @@ class Draw:
     survivors: NDArray[np.int32] | None = None
 
 
+@dataclass(slots=True, frozen=True)
+class _Row:
+    index: int
+    sampler: SequenceSampler
+    uniform: float
+    wants: bool
+    mass: float
+    """Sum of exp(value - max) over the whole row where top-p stands alone; else 0, and survivors are summed."""
+
+
 def draw_truncated(
     scaled: torch.Tensor,
     samplers: Sequence[SequenceSampler],
@@ -39,118 +50,127 @@ def draw_truncated(
     wants_survivors: Sequence[bool],
 ) -> list[Draw]:
     """One draw per row of [R, V] (logits over temperature). A row without a distribution gives its argmax."""
+    masses = _full_masses(scaled, samplers)
+    parts = zip(samplers, uniforms.tolist(), wants_survivors, masses.tolist(), strict=True)
+    rows = [_Row(i, *part) for i, part in enumerate(parts)]
     draws: dict[int, Draw] = {}
-    full_mass = _full_mass(scaled, samplers)
-    sizes = np.array([_list_size(sampler, scaled.shape[1]) for sampler in samplers])
-    for size in sorted(set(sizes.tolist()) - {0}):
-        rows = np.flatnonzero(sizes == size)
-        draws |= _from_lists(scaled, samplers, uniforms, wants_survivors, full_mass, rows, size)
-    for i, sampler in enumerate(samplers):
-        if i not in draws:
-            line = scaled[i].cpu().numpy()
-            draws[i] = _from_row(line, sampler, float(uniforms[i]), wants_survivors[i], float(full_mass[i]))
-    return [draws[i] for i in range(len(samplers))]
+    for size in _LIST_SIZES:
+        listed = [row for row in rows if _list_size(row.sampler, scaled.shape[1]) == size]
+        if listed:
+            draws |= _from_lists(scaled, listed, size)
+    for row in rows:
+        if row.index not in draws:
+            draws[row.index] = _from_row(scaled[row.index].cpu().numpy(), row)
+    return [draws[row.index] for row in rows]
 
 
 def _list_size(sampler: SequenceSampler, width: int) -> int:
-    """How long a list to try; 0: none. Most nuclei of a language model fit into the shortest."""
-    needed = sampler.top_k + _SPARE if sampler.top_k else 0
+    """How long a list to try; 0: none."""
+    needed = sampler.top_k or _NUCLEUS_LIST
     return next((size for size in _LIST_SIZES if needed <= size < width), 0)
 
 
-def _full_mass(scaled: torch.Tensor, samplers: Sequence[SequenceSampler]) -> NDArray[np.float64]:
-    """Sum of exp(value - max) over the whole row, for the rows where top-p stands alone; else 0."""
-    mass = np.zeros(len(samplers))
+def _full_masses(scaled: torch.Tensor, samplers: Sequence[SequenceSampler]) -> NDArray[np.float64]:
+    masses = np.zeros(len(samplers))
     rows = [i for i, s in enumerate(samplers) if s.top_p < 1.0 and not s.top_k and not s.min_p]
     if rows:
-        part = scaled if len(rows) == len(samplers) else scaled[torch.tensor(rows, device=scaled.device)]
-        mass[rows] = 1.0 / part.softmax(-1).amax(-1).cpu().numpy().astype(np.float64)
-    return mass
+        # The largest probability of a softmax is one over that sum.
+        masses[rows] = 1.0 / take_rows(scaled, rows).softmax(-1).amax(-1).cpu().numpy().astype(np.float64)
+    return masses
 
 
-def _column(values: list[float]) -> NDArray[np.float64]:
-    return np.array(values, dtype=np.float64)[:, None]
+# --- a short list of the best ids ---------------------------------------------------------------------------------
 
 
-def _from_lists(
-    scaled: torch.Tensor,
-    samplers: Sequence[SequenceSampler],
-    uniforms: NDArray[np.float64],
-    wants_survivors: Sequence[bool],
-    full_mass: NDArray[np.float64],
-    rows: NDArray[np.int64],
-    size: int,
-) -> dict[int, Draw]:
-    """Draws of those `rows` whose survivors are certainly all among their `size` best ids."""
-    part = scaled if len(rows) == len(samplers) else scaled[torch.from_numpy(rows).to(scaled.device)]
-    found, found_ids = top_values(part, size)
-    values, ids = found.cpu().numpy().astype(np.float64), found_ids.cpu().numpy()
-    chosen = [samplers[i] for i in rows.tolist()]
-    largest, smallest = values[:, :1], values[:, -1:]
-    with np.errstate(invalid="ignore", divide="ignore"):
-        floor = largest + np.log(_column([s.min_p for s in chosen]))
-        k = np.array([s.top_k for s in chosen], dtype=np.int64)[:, None]
-        kth = np.where(k > 0, np.take_along_axis(values, np.maximum(k - 1, 0), axis=1), -np.inf)
-        alive = (values >= np.maximum(floor, kth)) & (values > -np.inf)
-        weights = np.where(alive, np.exp(values - largest), 0.0)
-    p = _column([s.top_p for s in chosen])
-    alone = full_mass[rows][:, None] > 0
-    mass = np.where(alone, full_mass[rows][:, None], weights.sum(axis=1, keepdims=True))
-    sums = weights.cumsum(axis=1)
-    nucleus = alive & ((sums - weights < p * mass) | (p >= 1.0))
-    # Top-p alone needs only its own survivors in the list; behind another filter it needs all of that one's.
-    needed = np.where(alone, nucleus, alive)
-    last = np.where(needed, values, np.inf).min(axis=1)
-    inside = np.isfinite(largest[:, 0]) & (last > smallest[:, 0])
+def _from_lists(scaled: torch.Tensor, rows: Sequence[_Row], size: int) -> dict[int, Draw]:
+    """Draws of those `rows` whose survivors are certainly all in their lists of about `size` best ids."""
+    lists = best_lists(take_rows(scaled, [row.index for row in rows]), size)
+    if not lists.values.shape[1]:
+        return {}
+    values = lists.values.astype(np.float64)
+    limits = _limits(values, rows)
+    with np.errstate(invalid="ignore"):
+        alive = (values >= limits[:, None]) & (values > -np.inf)
+        weights = np.where(alive, np.exp(values - values[:, :1]), 0.0)
+    masses = np.array([row.mass for row in rows])
+    shares = np.array([row.sampler.top_p for row in rows]) * np.where(masses > 0, masses, weights.sum(axis=1))
+    whole = np.array([row.sampler.top_p >= 1.0 for row in rows])
+    nucleus = alive & ((weights.cumsum(axis=1) - weights < shares[:, None]) | whole[:, None])
+    # A list holds the whole row, or all that min-p and top-k leave, or at least one id after the end of the nucleus.
+    complete = lists.floor <= np.finfo(np.float32).min
+    last = np.where(nucleus, values, np.inf).min(axis=1)
+    ends_inside = (nucleus.sum(axis=1) < (values > -np.inf).sum(axis=1)) & (last >= lists.floor)
+    sure = complete | np.where(masses > 0, ends_inside, limits >= lists.floor)
+    sure &= np.isfinite(lists.floor) & np.isfinite(values[:, 0])
     weights[~nucleus] = 0.0
-    columns = pick(weights, uniforms[rows] * weights.sum(axis=1))
+    columns = pick(weights, np.array([row.uniform for row in rows]) * weights.sum(axis=1))
     return {
-        row: Draw(int(ids[j, columns[j]]), _sorted_ids(ids[j, nucleus[j]]) if wants_survivors[row] else None)
-        for j, row in enumerate(rows.tolist())
-        if inside[j]
+        row.index: Draw(int(lists.ids[j, columns[j]]), _sorted_ids(lists.ids[j, nucleus[j]]) if row.wants else None)
+        for j, row in enumerate(rows)
+        if sure[j]
     }
 
 
-def _from_row(line: NDArray[np.float32], sampler: SequenceSampler, uniform: float, wants: bool, mass: float) -> Draw:
+def _limits(values: NDArray[np.float64], rows: Sequence[_Row]) -> NDArray[np.float64]:
+    """The value below which min-p or top-k leaves nothing, from sorted lists; -inf where neither is set."""
+    k = np.array([row.sampler.top_k for row in rows])
+    reachable = np.minimum(k, values.shape[1])
+    kth = np.where(k > 0, values[np.arange(len(rows)), reachable - 1], -np.inf)
+    kth[k > reachable] = -np.inf
+    with np.errstate(divide="ignore", invalid="ignore"):
+        limits: NDArray[np.float64] = np.maximum(values[:, 0] + np.log([row.sampler.min_p for row in rows]), kth)
+    return limits
+
+
+# --- the whole row ------------------------------------------------------------------------------------------------
+
+
+def _from_row(line: NDArray[np.float32], row: _Row) -> Draw:
     largest = float(line.max())
     if not np.isfinite(largest):
         first = int(line.argmax())
-        return Draw(first, np.array([first], dtype=np.int32) if wants else None)
-    floor = _floor(line, sampler, largest, mass)
-    ids = np.flatnonzero((line >= floor) & (line > -np.inf))
-    values = line[ids].astype(np.float64)
-    if sampler.top_p < 1.0:
-        keep = _nucleus(values, largest, sampler.top_p, mass)
-        ids, values = ids[keep], values[keep]
-    weights = np.exp(values - largest)[None]
-    column = int(pick(weights, uniform * weights.sum(axis=1))[0])
-    return Draw(int(ids[column]), _sorted_ids(ids) if wants else None)
+        return Draw(first, np.array([first], dtype=np.int32) if row.wants else None)
+    ids = np.flatnonzero(line >= max(_floor(line, row, largest), float(np.finfo(np.float32).min)))
+    depth = largest - line[ids].astype(np.float64)
+    weights = np.exp(-depth)
+    if row.sampler.top_p < 1.0:
+        keep = _nucleus(depth, weights, row.sampler.top_p * (row.mass or float(weights.sum())))
+        ids, weights = ids[keep], weights[keep]
+    column = int(pick(weights[None], row.uniform * weights.sum(keepdims=True))[0])
+    return Draw(int(ids[column]), _sorted_ids(ids) if row.wants else None)
 
 
-def _floor(line: NDArray[np.float32], sampler: SequenceSampler, largest: float, mass: float) -> float:
+def _floor(line: NDArray[np.float32], row: _Row, largest: float) -> float:
     """No id below this value survives."""
     floor = -np.inf
-    if sampler.min_p > 0.0:
-        floor = largest + np.log(sampler.min_p)
-    if sampler.top_k:
-        floor = max(floor, float(np.partition(line, len(line) - sampler.top_k)[len(line) - sampler.top_k]))
-    if mass > 0.0:
+    if row.sampler.min_p > 0.0:
+        floor = largest + float(np.log(row.sampler.min_p))
+    if row.sampler.top_k:
+        place = len(line) - row.sampler.top_k
+        floor = max(floor, float(np.partition(line, place)[place]))
+    if row.mass > 0.0:
         # Whoever survives top-p has, with all below it, more than 1 - p; so alone more than a V-th of that. The
         # slack covers rounding.
-        floor = largest + np.log((1.0 - sampler.top_p) * mass / len(line)) - 1e-3
+        floor = largest + float(np.log((1.0 - row.sampler.top_p) * row.mass / len(line))) - 1e-3
     return floor
 
 
-def _nucleus(values: NDArray[np.float64], largest: float, p: float, mass: float) -> NDArray[np.bool_]:
-    """Which of `values` (in rising order of id) top-p keeps; `mass` 0 means the sum of their own weights."""
-    falling = np.sort(values)[::-1]
-    weights = np.exp(falling - largest)
-    sums = weights.cumsum()
-    kept = int(np.count_nonzero(sums - weights < p * (mass or sums[-1])))
-    border = falling[kept - 1]
-    keep: NDArray[np.bool_] = values > border
-    ties = np.flatnonzero(values == border)
-    keep[ties[: kept - int(keep.sum())]] = True
+def _nucleus(depth: NDArray[np.float64], weights: NDArray[np.float64], share: float) -> NDArray[np.bool_]:
+    """Which ids top-p keeps: the best ones until their weights reach `share`. `depth` is the distance from the best.
+
+    Sorting everything would take most of a step. So weights are summed in slices of depth, and only the slice in which
+    the sum reaches the share is sorted.
+    """
+    slices = np.minimum(depth * _SLICES_PER_NAT, _SLICES).astype(np.int64)
+    sums = np.bincount(slices, weights=weights).cumsum()
+    border = int(np.searchsorted(sums, share))  # the first slice at whose end the share is reached
+    if border == len(sums):
+        return np.ones(len(depth), dtype=np.bool_)
+    keep: NDArray[np.bool_] = slices < border
+    inner = np.flatnonzero(slices == border)
+    inner = inner[np.argsort(depth[inner], kind="stable")]
+    before = (sums[border - 1] if border else 0.0) + weights[inner].cumsum() - weights[inner]
+    keep[inner[before < share]] = True
     return keep
 
 
