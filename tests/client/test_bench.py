@@ -13,6 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
+import subprocess
+import sys
 import time
 from array import array
 from pathlib import Path
@@ -297,6 +300,21 @@ def test_a_picture_without_matplotlib_is_refused_before_the_load(
     monkeypatch.setattr("tokenwire.bench.plot.is_available", lambda: False)
     assert run(["--plot", "x.png"]) == 2
     assert "pip install 'tokenwire[bench]'" in capsys.readouterr().err
+
+
+def test_a_stopped_run_keeps_its_whole_levels(base_url: str, toy: ToyServer, tmp_path: Path) -> None:
+    toy.step_s = 0.005
+    args = ["--concurrency", "2,1", "--num-requests", "20", "--output-len", "10", "--vocab", "0:256"]
+    command = [sys.executable, "-m", "tokenwire", "bench", "--base-url", base_url, *args, "--json", str(tmp_path / "r")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.split()[:3] == ["2", "20", "0"]:
+                process.send_signal(signal.SIGINT)
+                break
+        _, complaint = process.communicate(timeout=30)
+    assert (process.returncode, complaint) == (130, "tokenwire bench: stopped; whole levels are kept\n")
+    assert [level["concurrency"] for level in json.loads((tmp_path / "r").read_text())["levels"]] == [2]
 
 
 # --- cost ---------------------------------------------------------------------------------------------------------
