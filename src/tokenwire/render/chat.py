@@ -48,6 +48,8 @@ class ChatEncoder(Protocol):
     name: str
     can_truncate: bool
     """Whether a prompt may be cut to a number of tokens; a format whose first message is vital says no."""
+    has_own_calls: bool
+    """Whether the format itself fixes how calls are written, so that tools need no parser's name."""
 
     def encode(self, chat: ChatInput) -> EncodedChat:
         """Raises `InvalidRequestError` for what the format cannot express."""

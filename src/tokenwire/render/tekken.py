@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from tokenwire.errors import InvalidRequestError
 from tokenwire.render.tokenizer import Encoding, SpecialTokens, Tokenizer, TokenizerLoadError
@@ -33,7 +33,6 @@ class TekkenTokenizer(Tokenizer):
     """A `Tekkenizer`; ids below `num_special_tokens` are special, all others are bytes of text."""
 
     kind = "tekken.json"
-    truncation_side: Literal["left", "right"] = "right"
 
     def __init__(self, mistral: Any, folder: Path) -> None:
         from mistral_common.tokens.tokenizers.base import SpecialTokenPolicy

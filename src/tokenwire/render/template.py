@@ -62,7 +62,7 @@ class ChatTemplate:
         """
         if not messages:
             raise InvalidRequestError(
-                "Cannot apply chat template to an empty conversation. Provide at least one message.", param="messages"
+                "Cannot apply chat template to an empty conversation. Provide at least one message."
             )
         if continue_final_message and add_generation_prompt:
             raise InvalidRequestError(
@@ -87,7 +87,7 @@ class ChatTemplate:
         content = final.get("content")
         if "content" not in self.text or content is None:
             raise InvalidRequestError(
-                'continue_final_message is set but the final message has no "content" to continue!', param="messages"
+                'continue_final_message is set but the final message has no "content" to continue!'
             )
         if isinstance(content, str):
             final["content"] = content + CONTINUE_MARK
@@ -100,7 +100,6 @@ class ChatTemplate:
                 return [*messages[:-1], final], text
         raise InvalidRequestError(
             "continue_final_message is set but we could not find any text to continue in the final message!",
-            param="messages",
         )
 
 
@@ -118,7 +117,6 @@ def _cut_at_mark(text: str, final_text: str) -> str:
         raise InvalidRequestError(
             "continue_final_message is set but the final message does not appear in the chat after applying the chat "
             "template! The template may drop or change parts of it.",
-            param="messages",
         )
     kept = text[:at]
     return kept if text.startswith(CONTINUE_MARK, at) else kept.rstrip()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,7 +19,7 @@ class TokenizeOptions:
     truncate: int | None = None
     """How many to keep; -1: all that leave room for one new token."""
     truncation_side: Literal["left", "right"] | None = None
-    """The end that is cut off; None: the tokenizer's own choice."""
+    """The end that is cut off. None: the beginning, save the special tokens that the tokenizer puts around a text."""
     add_special_tokens: bool = True
     with_offsets: bool = False
 
@@ -50,10 +51,11 @@ def tokenize(tokenizer: Tokenizer, prompt: str | list[int], options: TokenizeOpt
             token_ids, offsets = tokenizer.encode_with_offsets(prompt, add_special_tokens=options.add_special_tokens)
         else:
             token_ids = tokenizer.encode(prompt, add_special_tokens=options.add_special_tokens)
-    kept = _slice(len(token_ids), options.keep, options.truncation_side or tokenizer.truncation_side)
-    token_ids = token_ids[kept]
+    surround = tokenizer.surround if isinstance(prompt, str) and options.add_special_tokens else (0, 0)
+    kept = _kept(len(token_ids), options, surround)
+    token_ids = [token_ids[i] for i in kept]
     check_fits(len(token_ids), options.max_model_len)
-    return TokenizedPrompt(token_ids, offsets[kept] if offsets is not None else None)
+    return TokenizedPrompt(token_ids, [offsets[i] for i in kept] if offsets is not None else None)
 
 
 def check_fits(prompt_len: int, max_model_len: int | None) -> None:
@@ -62,10 +64,17 @@ def check_fits(prompt_len: int, max_model_len: int | None) -> None:
         raise PromptTooLongError(prompt_len, max_model_len - 1, max_model_len)
 
 
-def _slice(length: int, keep: int | None, side: str) -> slice:
+def _kept(length: int, options: TokenizeOptions, surround: tuple[int, int]) -> Sequence[int]:
+    """Indexes of the tokens that truncation leaves."""
+    keep = options.keep
     if keep is None or keep >= length:
-        return slice(None)
-    return slice(length - keep, None) if side == "left" else slice(0, keep)
+        return range(length)
+    before, after = surround
+    if options.truncation_side == "right":
+        return range(keep)
+    if options.truncation_side == "left" or keep <= before + after:
+        return range(length - keep, length)
+    return [*range(before), *range(length - (keep - before), length)]
 
 
 def _check_text_length(tokenizer: Tokenizer, text: str, options: TokenizeOptions) -> None:

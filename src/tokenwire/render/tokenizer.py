@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from tokenwire.errors import TokenwireError
 
@@ -61,8 +61,6 @@ class Tokenizer(ABC):
     kind: str
     """The file it was read from, a key of `LOADERS`."""
     folder: Path
-    truncation_side: Literal["left", "right"] = "left"
-    """The end that truncation cuts off unless the request says so; the newest tokens are kept, as vLLM does."""
 
     @staticmethod
     def load(path: str | Path, *, kind: str = "auto") -> Tokenizer:
@@ -119,6 +117,14 @@ class Tokenizer(ABC):
         """No token stands for more characters of a text than this."""
         pieces = (self.id_to_piece(i) for i in range(self.max_token_id + 1))
         return max((len(piece) for piece in pieces if piece is not None), default=1)
+
+    @cached_property
+    def surround(self) -> tuple[int, int]:
+        """How many tokens `add_special_tokens` puts before and after a text."""
+        inner = self.encode("a", add_special_tokens=False)
+        full = self.encode("a")
+        before = next((i for i in range(len(full)) if full[i : i + len(inner)] == inner), 0)
+        return before, len(full) - len(inner) - before
 
     def named_token_id(self, name: str) -> int | None:
         """Id of `bos_token`, `eos_token`, ..."""

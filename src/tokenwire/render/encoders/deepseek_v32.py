@@ -61,6 +61,7 @@ Here are the functions available in JSONSchema format:
 class DeepseekV32Encoder:
     name = "deepseek_v32"
     can_truncate = True
+    has_own_calls = False
 
     def encode(self, chat: ChatInput) -> EncodedChat:
         conversation = normalize(chat.messages, "string")
@@ -104,7 +105,7 @@ class _Writer:
 
     def developer(self, index: int, message: Message) -> str:
         if not message["content"]:
-            raise InvalidRequestError("Invalid message for role `developer`: it is empty.", param="messages")
+            raise InvalidRequestError("Invalid message for role `developer`: it is empty.")
         text = _tools_section(message) + response_format_section(message)
         return self._user_turn(index, f"{text}\n\n# The user's message is: {message['content']}")
 
@@ -124,7 +125,7 @@ class _Writer:
         calls = self._messages[caller].get("tool_calls") if caller >= 0 else None
         place = index - caller
         if not calls or len(calls) < place:
-            raise InvalidRequestError("No tool calls but found tool output", param="messages")
+            raise InvalidRequestError("No tool calls but found tool output")
         text = "\n\n<function_results>" if place == 1 else ""
         text += f"\n<result>{message['content']}</result>"
         if place == len(calls):
@@ -139,7 +140,6 @@ class _Writer:
             if not reasoning and not calls:
                 raise InvalidRequestError(
                     "With thinking on, an assistant message after the last user message needs reasoning or tool_calls.",
-                    param="messages",
                 )
             text = f"{reasoning or ''}{END_THINK}{text}"
         return text + calls_block(calls, "function_calls") + EOS

@@ -40,6 +40,7 @@ EFFORTS = {"max": "max", "low": "low", "minimal": "low", "medium": "low"}
 class DeepseekV4Encoder:
     name = "deepseek_v4"
     can_truncate = True
+    has_own_calls = False
 
     def encode(self, chat: ChatInput) -> EncodedChat:
         conversation = normalize(chat.messages, "openai")
@@ -83,7 +84,7 @@ def _flat(message: Message) -> Message:
     if not isinstance(content, list):
         return message
     if bad := [part["type"] for part in content if part["type"] not in ("text", "image")]:
-        raise InvalidRequestError(f"Unsupported content block type: {bad[0]!r}", param="messages")
+        raise InvalidRequestError(f"Unsupported content block type: {bad[0]!r}")
     text = "\n\n".join(IMAGE if part["type"] == "image" else part["text"] for part in content)
     return {**message, "content": text}
 
@@ -157,7 +158,7 @@ class _Writer:
 
     def developer(self, index: int, message: Message) -> str:
         if not message["content"]:
-            raise InvalidRequestError("Invalid message for role `developer`: it is empty.", param="messages")
+            raise InvalidRequestError("Invalid message for role `developer`: it is empty.")
         text: str = USER + message["content"]
         return text + _tools_section(message) + response_format_section(message)
 
@@ -191,7 +192,7 @@ class _Writer:
 
     def _task(self, task: str) -> str:
         if task not in TASKS:
-            raise InvalidRequestError(f"Invalid task: '{task}'. Valid tasks are: {list(TASKS)}", param="messages")
+            raise InvalidRequestError(f"Invalid task: '{task}'. Valid tasks are: {list(TASKS)}")
         opening = ASSISTANT + (THINK if self._thinking else END_THINK) if task == "action" else ""
         return opening + TASKS[task]
 

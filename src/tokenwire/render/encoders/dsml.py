@@ -64,10 +64,8 @@ def last_user_index(messages: Sequence[Message]) -> int:
 
 def require_messages(messages: Sequence[Message]) -> None:
     if not messages:
-        raise InvalidRequestError(
-            "Cannot apply chat template to an empty conversation. Provide at least one message.", param="messages"
-        )
+        raise InvalidRequestError("Cannot apply chat template to an empty conversation. Provide at least one message.")
 
 
 def unknown_role(role: Any) -> InvalidRequestError:
-    return InvalidRequestError(f"Invalid role: {role}", param="messages")
+    return InvalidRequestError(f"Invalid role: {role}")

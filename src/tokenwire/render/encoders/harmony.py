@@ -40,6 +40,7 @@ class _Block:
 class HarmonyEncoder:
     name = "harmony"
     can_truncate = False
+    has_own_calls = True
 
     def __init__(self, tokenizer: Tokenizer, start_date: str | None) -> None:
         """Raises `TokenwireError` if the vocabulary lacks the format's tokens."""
@@ -127,7 +128,7 @@ def _message_blocks(message: Message, names: dict[Any, Any]) -> Iterable[_Block]
     elif role == "user":
         yield _Block(header="user", texts=_texts(message))
     else:
-        raise InvalidRequestError(f"Invalid role: {role}", param="messages")
+        raise InvalidRequestError(f"Invalid role: {role}")
 
 
 def _assistant_blocks(message: Message, text: str) -> Iterable[_Block]:

@@ -24,6 +24,7 @@ NO_TEMPLATE = (
 class JinjaEncoder:
     name = "jinja"
     can_truncate = True
+    has_own_calls = False
 
     def __init__(self, tokenizer: Tokenizer, options: EncoderOptions) -> None:
         self._templates = dict(tokenizer.chat_templates)

@@ -24,6 +24,7 @@ FIRST_VERSION_WITH_EFFORT = 15
 class MistralEncoder:
     name = "mistral"
     can_truncate = True
+    has_own_calls = True
 
     def __init__(self, tokenizer: TekkenTokenizer) -> None:
         self._mistral = tokenizer.mistral
@@ -45,7 +46,7 @@ class MistralEncoder:
                 param="chat_template",
             )
         if not chat.messages:
-            raise InvalidRequestError("A conversation needs at least one message.", param="messages")
+            raise InvalidRequestError("A conversation needs at least one message.")
         last = chat.messages[-1].get("role")
         if chat.continue_final_message and chat.add_generation_prompt:
             raise InvalidRequestError("Cannot set both `add_generation_prompt` and `continue_final_message` to True.")
@@ -74,7 +75,7 @@ class MistralEncoder:
         except TokenwireError:
             raise
         except Exception as exc:  # validation errors, asserts and its own family, all about the conversation
-            raise InvalidRequestError(str(exc), param="messages") from exc
+            raise InvalidRequestError(str(exc)) from exc
         return tokens
 
 

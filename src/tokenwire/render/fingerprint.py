@@ -1,0 +1,41 @@
+"""One short name for everything that decides which ids a conversation becomes.
+
+Two servers with the same fingerprint render alike; `render` stamps it into its requests and `generate` refuses
+another one, so ids never reach a model with a different vocabulary unnoticed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+
+from tokenwire.render.chat import ChatEncoder
+from tokenwire.render.tokenizer import Tokenizer
+
+LENGTH = 32
+"""Hexadecimal digits kept."""
+
+
+def render_fingerprint(tokenizer: Tokenizer, encoder: ChatEncoder | None = None) -> str:
+    """Hash of the tokenizer's file, its special tokens, and the chat format. Reads the file: some 50 ms."""
+    digest = hashlib.sha256()
+    _add(digest, [_tokenizer_bytes(tokenizer)])
+    special = tokenizer.special
+    named = [f"{name}={token}" for name, token in sorted(special.named.items())]
+    _add(digest, (text.encode() for text in [tokenizer.kind, *named, repr(sorted(special.ids))]))
+    if encoder is not None:
+        _add(digest, (part.encode() for part in encoder.fingerprint_parts()))
+    return digest.hexdigest()[:LENGTH]
+
+
+def _tokenizer_bytes(tokenizer: Tokenizer) -> bytes:
+    file = tokenizer.folder / tokenizer.kind
+    if file.is_file():
+        return file.read_bytes()
+    return tokenizer.raw.to_str().encode() if tokenizer.raw is not None else b""
+
+
+def _add(digest: hashlib._Hash, parts: Iterable[bytes]) -> None:
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "little"))
+        digest.update(part)
