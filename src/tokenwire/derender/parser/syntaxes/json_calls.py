@@ -54,46 +54,45 @@ class JsonSyntax:
 
     def _section(self, m: Machine, text: str, pos: int) -> int:
         s = m.s
-        after = skip_space(text, pos)
-        if after == len(text):
-            return self._between(m, text, pos, after)
-        marker = self._closers.at(text, after, final=m.final)
+        space = skip_space(text, pos)
+        if space > pos:
+            return self._between(m, text, pos, space)
+        marker = self._closers.at(text, pos, final=m.final)
         if marker == "":
             return WAIT
         if marker:
-            return self._close(m, text, pos, after + len(marker))
-        char = text[after]
+            return self._close(m, text, pos, pos + len(marker))
+        char = text[pos]
         if s.phase == AFTER_LIST:
-            return self._junk(m, after)
+            return pos + 1 if char in "}]" else self._leave(m, pos)
         if char == "{" and (s.listed or self._data.listed != "always"):
-            m.emit.keep(text[pos : after + 1])
+            m.emit.keep(char)
             s.hold = ""
             s.mode = Mode.ARGUMENTS
-            return after + 1
+            return pos + 1
         if char == "[" and not s.listed and self._data.listed != "never" and not s.committed:
-            m.emit.keep(text[pos : after + 1])
+            m.emit.keep(char)
             s.listed = True
-            return after + 1
+            return pos + 1
         if char == "]" and s.listed:
-            return self._end_list(m, text, pos, after + 1)
+            return self._end_list(m, text, pos, pos + 1)
         if (char == "," and s.listed) or (s.committed and char in self._data.separators):
-            return self._between(m, text, pos, after + 1)
-        again = self._openers_at.at(text, after, final=m.final)
+            return self._between(m, text, pos, pos + 1)
+        again = self._openers_at.at(text, pos, final=m.final)
         if again == "":
             return WAIT
         if again and s.committed:
             s.mode = Mode.CONTENT
-            return after
+            return pos
         if again:
             m.emit.reject()
-            m.emit.content(text[pos : after + len(again)])
-            return after + len(again)
+            m.emit.content(again)
+            return pos + len(again)
         if not s.committed:
             m.emit.reject()
             return pos
-        if self._data.close or (char in "}]" and after == pos and not s.hold):
-            return self._junk(m, after)
-        return self._leave(m, pos)
+        # A bracket too many is no text.
+        return pos + 1 if char in "}]" and not s.hold else self._leave(m, pos)
 
     def _between(self, m: Machine, text: str, pos: int, upto: int) -> int:
         m.emit.keep(text[pos:upto])
@@ -127,11 +126,6 @@ class JsonSyntax:
         m.s.mode = Mode.CONTENT
         m.emit.content(held)
         return pos
-
-    @staticmethod
-    def _junk(m: Machine, pos: int) -> int:
-        """One character between the markers that is no part of a call."""
-        return pos + 1
 
     # ---- one object -------------------------------------------------------------------------------------------
 

@@ -63,41 +63,40 @@ class PythonSyntax:
             return self._to_close(m, text, pos)
         if s.phase == AFTER_LIST and (s.alternate or not self._data.close):
             return self._leave(m, pos)
-        after = skip_space(text, pos)
-        if after == len(text):
-            m.emit.keep(text[pos:])
-            return after
-        marker = self._closers.at(text, after, final=m.final)
+        space = skip_space(text, pos)
+        if space > pos:
+            m.emit.keep(text[pos:space])
+            return space
+        marker = self._closers.at(text, pos, final=m.final)
         if marker == "":
             return WAIT
         if marker:
-            m.emit.keep(text[pos : after + len(marker)])
-            return self._leave(m, after + len(marker))
+            m.emit.keep(marker)
+            return self._leave(m, pos + len(marker))
         if s.phase == AFTER_LIST:
             return self._to_close(m, text, pos)
-        again = self._openers_at.at(text, after, final=m.final)
+        again = self._openers_at.at(text, pos, final=m.final)
         if again == "":
             return WAIT
         if again and not s.committed:
             m.emit.reject()
-            m.emit.content(text[pos : after + len(again)])
-            return after + len(again)
-        char = text[after]
+            m.emit.content(again)
+            return pos + len(again)
+        char = text[pos]
         if self._data.listed and not s.listed:
             if char != "[":
                 return self._no_call(m, pos)
             s.listed = True
         elif char == "]" and s.listed:
-            return self._end_list(m, text, pos, after)
+            return self._end_list(m, text, pos, pos)
         elif char != ",":
             if not (char.isalpha() or char == "_") or not char.isascii():
                 return self._no_call(m, pos)
-            m.emit.keep(text[pos:after])
             m.emit.reset_call()
             s.mode = Mode.HEADER
-            return after
-        m.emit.keep(text[pos : after + 1])
-        return after + 1
+            return pos
+        m.emit.keep(char)
+        return pos + 1
 
     def _end_list(self, m: Machine, text: str, pos: int, at: int) -> int:
         m.emit.keep(text[pos : at + 1])

@@ -162,6 +162,9 @@ class TaggedSyntax:
             m.emit.arguments(escape(piece))
         else:
             s.hold += piece
+            if self._data.quoted_only and found.marker is None and not _may_be_json(s.hold):
+                held, s.hold, s.text_value = s.hold, "", True
+                m.emit.arguments(self._member(m) + '"' + escape(held))
         if found.marker is None:
             return found.start if found.start > pos else WAIT
         self._end_quoted(m)
@@ -240,6 +243,12 @@ class TaggedSyntax:
             s.hold += rest
             self._end_other(m)
         m.emit.arguments("}" if s.depth else "{}")
+
+
+def _may_be_json(text: str) -> bool:
+    """Whether text that goes on may yet be a JSON value."""
+    text = text.lstrip()
+    return not text or text[0] in '{["-0123456789' or any(word.startswith(text) for word in ("true", "false", "null"))
 
 
 class _Nested:
