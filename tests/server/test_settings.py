@@ -98,6 +98,12 @@ def test_a_file_may_hold_plain_values_or_text(tmp_path):
         (["--enable-log-outputs"], {}, "--enable-log-outputs needs --enable-log-requests."),
         (["--ssl-keyfile", "k"], {}, "--ssl-keyfile and --ssl-certfile go together; one of them is missing."),
         (["--tokens-only", "--tokenizer", "t"], {}, "--tokens-only loads no tokenizer; leave --tokenizer out."),
+        (["--enable-auto-tool-choice"], {}, "--enable-auto-tool-choice needs --tool-call-parser."),
+        (
+            ["--tokens-only", "--reasoning-parser", "qwen3"],
+            {},
+            "--tool-call-parser and --reasoning-parser need a tokenizer; let it be loaded.",
+        ),
         (["--api-server-count", "2"], {}, "--api-server-count must be a whole number from 1 to 1, got 2."),
     ],
 )

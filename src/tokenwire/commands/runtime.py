@@ -13,7 +13,7 @@ from tokenwire.commands.tokenizers import load_tokenizer, wants_tokenizer
 from tokenwire.engine.base import Engine
 from tokenwire.errors import TokenwireError
 from tokenwire.server.app import create_app
-from tokenwire.server.build import build_server
+from tokenwire.server.build import build_server, message_format
 from tokenwire.server.process import Gate, HttpProcess, address_of, bind, uvicorn_config
 from tokenwire.settings import Settings
 
@@ -28,6 +28,7 @@ OnReady = Callable[[Settings, str, str, bool], None]
 
 def run(settings: Settings, *, with_engine: bool, on_ready: OnReady) -> int:
     """Run to the end; returns the exit code. Raises `SettingsError` before anything has started."""
+    message_format(settings.chat)  # an unknown parser is known before anything is loaded
     progress = LoadProgress()
     engine = make_engine(settings, progress) if with_engine else None
     listener = bind(settings.network)

@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from tokenwire.derender.chat_parser import ParserSetup
+from tokenwire.derender.parser import Format, UnknownFormatError, find_format
 from tokenwire.derender.vocabulary import Vocabulary
 from tokenwire.engine.base import Engine
 from tokenwire.server.context import Server
@@ -20,7 +22,8 @@ from tokenwire.service.fields import UnknownFields
 from tokenwire.service.generate import GenerateService
 from tokenwire.service.models import ModelRegistry
 from tokenwire.service.observer import Observer
-from tokenwire.settings import ModelSettings, Settings
+from tokenwire.service.text import TokenizerText
+from tokenwire.settings import ChatSettings, ModelSettings, Settings, SettingsError
 
 if TYPE_CHECKING:
     from tokenwire.render.tokenizer import Tokenizer
@@ -39,9 +42,8 @@ def build_server(
 ) -> Server:
     """`engine` has started, or is None for a front end that only renders and derenders.
 
-    `model_name` names a model that the settings do not name.
-
-    Raises `SettingsError` for a setting that needs a package which is not there.
+    `model_name` names a model that the settings do not name. Raises `SettingsError` for a setting that needs a package
+    which is not there, and for a parser that is not known.
     """
     model = settings.model
     root = model.model or model_name or (engine.info.model if engine is not None else "none")
@@ -57,8 +59,9 @@ def build_server(
         tokenizer=tokenizer,
         fields=UnknownFields(strict=settings.access.strict_fields),
     )
+    parser = None if tokenizer is None else _parser_setup(settings.chat, tokenizer)
     if tokenizer is not None:
-        server.derender = _derender(settings, models, tokenizer, engine)
+        server.derender = _derender(settings, models, tokenizer, engine, parser)
     observers: list[Observer] = [server.live]
     if not settings.logs.disable_log_stats:
         observers.append(MetricsObserver(metrics))
@@ -71,14 +74,41 @@ def build_server(
     if engine is not None:
         options = service_options(settings, engine.info.default_sampling_params)
         server.generate = GenerateService(
-            engine, models, options, text=_text_tools(settings, tokenizer), observer=Observers(observers)
+            engine, models, options, text=_text_tools(settings, tokenizer, parser), observer=Observers(observers)
         )
         server.fields = server.generate.preparer.fields
     return server
 
 
+def message_format(chat: ChatSettings) -> Format | None:
+    """The format of the model's messages that the settings name. Raises `SettingsError` for an unknown name."""
+    if not chat.tool_call_parser and not chat.reasoning_parser:
+        return None
+    try:
+        return find_format(chat.tool_call_parser, chat.reasoning_parser)
+    except UnknownFormatError as exc:
+        flag = "--" + (exc.param or "").replace("_", "-")
+        raise SettingsError(f"{flag} must be one of {', '.join(exc.known)}, got {exc.name!r}.") from exc
+
+
+def _parser_setup(chat: ChatSettings, tokenizer: Tokenizer) -> ParserSetup | None:
+    format = message_format(chat)
+    if format is None:
+        return None
+    eos = tokenizer.eos_token
+    return ParserSetup(
+        format=format,
+        eos_texts=() if eos is None else (eos,),
+        default_chat_template_kwargs=chat.default_chat_template_kwargs,
+    )
+
+
 def _derender(
-    settings: Settings, models: ModelRegistry, tokenizer: Tokenizer, engine: Engine | None
+    settings: Settings,
+    models: ModelRegistry,
+    tokenizer: Tokenizer,
+    engine: Engine | None,
+    parser: ParserSetup | None,
 ) -> DerenderService:
     eos = eos_token_ids(tokenizer.folder, tokenizer.eos_token_id)
     limits = DerenderLimits(
@@ -95,17 +125,17 @@ def _derender(
             vocabulary=Vocabulary(tokenizer),
             limits=limits,
             eos_token_ids=eos,
+            parser=parser,
             return_tokens_as_token_ids=settings.output.return_tokens_as_token_ids,
         )
     )
 
 
-def _text_tools(settings: Settings, tokenizer: Tokenizer | None) -> TextTools | None:
+def _text_tools(settings: Settings, tokenizer: Tokenizer | None, parser: ParserSetup | None) -> TextTools | None:
     if tokenizer is None:
         return None
-    from tokenwire.service.text import TokenizerText
-
-    return TokenizerText(tokenizer, return_tokens_as_token_ids=settings.output.return_tokens_as_token_ids)
+    as_token_ids = settings.output.return_tokens_as_token_ids
+    return TokenizerText(tokenizer, parser=parser, return_tokens_as_token_ids=as_token_ids)
 
 
 def service_options(settings: Settings, engine_defaults: Mapping[str, Any]) -> ServiceOptions:
@@ -114,6 +144,8 @@ def service_options(settings: Settings, engine_defaults: Mapping[str, Any]) -> S
     overrides = sampling_names(settings.model.override_generation_config)
     return ServiceOptions(
         tokens_only=settings.model.tokens_only,
+        reasoning_parser=settings.chat.reasoning_parser,
+        tool_parser=settings.chat.tool_call_parser,
         enable_prompt_tokens_details=output.enable_prompt_tokens_details,
         return_tokens_as_token_ids=output.return_tokens_as_token_ids,
         logprob_token_field=output.logprob_token_field,

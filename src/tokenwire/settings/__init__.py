@@ -2,6 +2,7 @@
 
 from tokenwire.settings.groups import (
     AccessSettings,
+    ChatSettings,
     EngineSettings,
     LimitSettings,
     LogSettings,
@@ -15,6 +16,7 @@ from tokenwire.settings.sources import Loaded, Parser, load, make_parser
 
 __all__ = [
     "AccessSettings",
+    "ChatSettings",
     "EngineSettings",
     "LimitSettings",
     "Loaded",

@@ -113,6 +113,18 @@ class OutputSettings:
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
+class ChatSettings:
+    """Chat and parsers"""
+
+    tool_call_parser: str | None = option(metavar="NAME", help="Format in which the model writes tool calls.")
+    reasoning_parser: str | None = option(metavar="NAME", help="Format in which the model writes its reasoning.")
+    enable_auto_tool_choice: bool = option(False, help="Let the model decide to call tools; needs --tool-call-parser.")
+    default_chat_template_kwargs: dict[str, Any] = option(
+        {}, metavar="JSON", help="Variables of the chat template where a request has none."
+    )
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
 class LogSettings:
     """Logs, metrics and tracing"""
 
@@ -162,5 +174,6 @@ class Settings:
     access: AccessSettings = field(default_factory=AccessSettings)
     limits: LimitSettings = field(default_factory=LimitSettings)
     output: OutputSettings = field(default_factory=OutputSettings)
+    chat: ChatSettings = field(default_factory=ChatSettings)
     engine: EngineSettings = field(default_factory=EngineSettings)
     logs: LogSettings = field(default_factory=LogSettings)

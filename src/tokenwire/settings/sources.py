@@ -37,6 +37,11 @@ def check(settings: Settings) -> Settings:
     """Combinations that cannot be; raises `SettingsError`."""
     if settings.logs.enable_log_outputs and not settings.logs.enable_log_requests:
         raise SettingsError("--enable-log-outputs needs --enable-log-requests.")
+    if settings.chat.enable_auto_tool_choice and not settings.chat.tool_call_parser:
+        raise SettingsError("--enable-auto-tool-choice needs --tool-call-parser.")
+    has_parser = settings.chat.tool_call_parser or settings.chat.reasoning_parser
+    if has_parser and (settings.model.tokens_only or settings.model.skip_tokenizer_init):
+        raise SettingsError("--tool-call-parser and --reasoning-parser need a tokenizer; let it be loaded.")
     if bool(settings.network.ssl_keyfile) != bool(settings.network.ssl_certfile):
         raise SettingsError("--ssl-keyfile and --ssl-certfile go together; one of them is missing.")
     if settings.model.tokens_only and settings.model.tokenizer:
