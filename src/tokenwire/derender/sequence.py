@@ -45,12 +45,13 @@ class SequenceState(msgspec.Struct, frozen=True, omit_defaults=True):
     unsent: str = ""
     held: list[int] = []
     """Length of each held token's text; their sum is the length of `unsent` unless ids went ahead."""
+    covered: int = 0
 
 
 class SequenceText:
     """The text of one sequence."""
 
-    __slots__ = ("_detokenizer", "_held", "_matcher", "_unsent", "num_tokens")
+    __slots__ = ("_covered", "_detokenizer", "_held", "_matcher", "_unsent", "num_tokens")
 
     def __init__(
         self,
@@ -63,6 +64,8 @@ class SequenceText:
         self._matcher = StopMatcher(stop) if stop.strings else None
         self._unsent = ""
         self._held: list[int] = []
+        self._covered = 0
+        """With stop strings: ids up to the last one given out that has text."""
         self.num_tokens = 0
         """Ids kept so far, held ones too."""
 
@@ -88,10 +91,12 @@ class SequenceText:
     def _with_stops(self, matcher: StopMatcher, texts: list[str], finished: bool) -> Released:
         for position, text in enumerate(texts):
             if match := matcher.push(text):
-                return self._stopped(match, text, position + 1)
+                return self._stopped(matcher, match, text, position + 1)
             self._unsent += text
             self._held.append(len(text))
             self.num_tokens += 1
+        if finished:
+            matcher.tail = ""
         if finished or matcher.rules.include_in_output:
             return self._release(len(texts), len(self._held), len(self._unsent))
         count, chars = self._free(len(matcher.tail))
@@ -108,20 +113,24 @@ class SequenceText:
         excess = len(self._held) - count - MAX_HELD_TOKENS
         return count + max(0, excess), max(0, len(self._unsent) - max(chars, waiting))
 
-    def _stopped(self, match: StopMatch, text: str, num_kept: int) -> Released:
-        include = self._matcher is not None and self._matcher.rules.include_in_output
-        end = len(self._unsent) + (match.end if include else match.start)
+    def _stopped(self, matcher: StopMatcher, match: StopMatch, text: str, num_kept: int) -> Released:
+        end = len(self._unsent) + (match.end if matcher.rules.include_in_output else match.start)
         before = self.num_tokens - len(self._held)
         self.num_tokens += 1
         self._unsent += text
         self._held.append(len(text))
-        count = before + _tokens_until(self._held, end)
+        count = before + _tokens_until(self._held, end) if end else self._covered
         released = self._release(num_kept, len(self._held), end)
+        self._unsent = matcher.tail = ""
         return released._replace(stop_string=match.string, text_token_count=count)
 
     def _release(self, num_kept: int, count: int, chars: int) -> Released:
         text = self._unsent[:chars]
         self._unsent = self._unsent[chars:]
+        before = self.num_tokens - len(self._held)
+        self._covered = max(
+            (before + i for i, length in enumerate(self._held[:count], 1) if length), default=self._covered
+        )
         self._held = self._held[count:]
         return Released(text, num_kept, count)
 
@@ -132,6 +141,7 @@ class SequenceText:
             self._matcher.tail if self._matcher else "",
             self._unsent,
             list(self._held),
+            self._covered,
         )
 
     @classmethod
@@ -150,6 +160,7 @@ class SequenceText:
             sequence._matcher = StopMatcher(stop, num_tokens=state.num_tokens, tail=state.tail)
         sequence._unsent = state.unsent
         sequence._held = list(state.held)
+        sequence._covered = state.covered
         sequence.num_tokens = state.num_tokens
         return sequence
 
