@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -11,12 +10,13 @@ import torch
 
 from tokenwire.engine.base import EngineInfo
 from tokenwire.engine.local.blocks import BlockPool
-from tokenwire.engine.local.core import Core
+from tokenwire.engine.local.core import Core, Link
 from tokenwire.engine.local.facts import ModelFacts, read_facts
 from tokenwire.engine.local.finish import FinishRules
+from tokenwire.engine.local.grammars import Grammars
 from tokenwire.engine.local.intake import Intake
-from tokenwire.engine.local.link import CoreLink
 from tokenwire.engine.local.messages import CAPABILITIES
+from tokenwire.engine.local.models import Progress, no_progress
 from tokenwire.engine.local.options import LocalEngineOptions
 from tokenwire.engine.local.runner import ModelRunner
 from tokenwire.engine.local.sampling import LogprobsMode
@@ -26,9 +26,8 @@ MAX_SCORE_BYTES = 64 << 20
 """Memory of the logits that score prompts in one step."""
 
 
-def build_core(address: str, folder: Path, options: LocalEngineOptions, progress: Callable[[str, float], None]) -> Core:
-    """A core that listens at `address`. Raises a `ServiceError` for a model or options that cannot work."""
-    link = CoreLink(address)
+def build_core(folder: Path, options: LocalEngineOptions, link: Link, progress: Progress = no_progress) -> Core:
+    """A core that talks over `link`. Raises a `ServiceError` for a model or options that cannot work."""
     facts = read_facts(folder, options)
     progress("loading the model", 0.3)
     runner = ModelRunner(folder, options, facts.max_model_len)
@@ -47,6 +46,7 @@ def build_core(address: str, folder: Path, options: LocalEngineOptions, progress
         runner,
         Scheduler(config, pool),
         Intake(folder, facts, options),
+        Grammars(folder, facts, options),
         FinishRules(facts.eos_token_ids, facts.max_model_len),
         _info(folder, options, facts, runner, budget),
         cast(LogprobsMode, options.logprobs_mode),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence as Seq
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -18,8 +19,8 @@ from tokenwire.engine.local.batch import StepBatch
 from tokenwire.engine.local.blocks import root_hash
 from tokenwire.engine.local.controls import PauseControl
 from tokenwire.engine.local.finish import FinishRules
+from tokenwire.engine.local.grammars import Grammars
 from tokenwire.engine.local.intake import Intake
-from tokenwire.engine.local.link import CoreLink
 from tokenwire.engine.local.outputs import OutputBuffer
 from tokenwire.engine.local.requests import Request, RequestKey, Sequence, SequenceState
 from tokenwire.engine.local.runner import ModelRunner
@@ -38,6 +39,15 @@ logger = logging.getLogger(__name__)
 
 WEIGHT_VERSION = "default"
 """The label of weights as they were loaded."""
+COMPILE_POLL_MS = 5
+"""How soon a core without other work sees that a grammar is ready."""
+
+
+class Link(Protocol):
+    """`CoreLink`, or what a test puts in its place."""
+
+    def receive(self, timeout_ms: int | None) -> list[tuple[bytes, wire.ToCore]]: ...
+    def send(self, client: bytes, message: wire.FromCore) -> None: ...
 
 
 class Core:
@@ -45,10 +55,11 @@ class Core:
 
     def __init__(
         self,
-        link: CoreLink,
+        link: Link,
         runner: ModelRunner,
         scheduler: Scheduler,
         intake: Intake,
+        grammars: Grammars,
         rules: FinishRules,
         info: EngineInfo,
         logprobs_mode: LogprobsMode,
@@ -57,6 +68,7 @@ class Core:
         self._runner = runner
         self._scheduler = scheduler
         self._intake = intake
+        self._grammars = grammars
         self._rules = rules
         self._info = info
         self._logprobs_mode = logprobs_mode
@@ -75,16 +87,38 @@ class Core:
     def run(self) -> None:
         """Until a `Shutdown` message."""
         while not self._stopping:
-            for client, message in self._link.receive(wait=not self._can_step):
-                self._take(client, message)
-            if self._can_step:
-                self.step()
-            self._pause.settle()
-            self._flush()
+            self.turn()
+
+    def turn(self) -> None:
+        """Take what has come, make one step, send what came of it. Waits for a message if there is nothing to do."""
+        for client, message in self._link.receive(self._patience_ms):
+            self.take(client, message)
+        self._admit_compiled()
+        if self.can_step:
+            self.step()
+        self._pause.settle()
+        self.flush()
 
     @property
-    def _can_step(self) -> bool:
+    def can_step(self) -> bool:
         return self._scheduler.has_work and not self._pause.frozen
+
+    @property
+    def _patience_ms(self) -> int | None:
+        if self.can_step:
+            return 0
+        return COMPILE_POLL_MS if self._grammars.busy else None
+
+    def _admit_compiled(self) -> None:
+        """Requests whose grammar is ready may run, those without a possible one are refused."""
+        for request, problem in self._grammars.take_finished():
+            if request.is_done:  # aborted meanwhile
+                continue
+            if problem is None:
+                self._scheduler.add(request.sequences[0])
+            else:
+                self._refuse(request.key, problem)
+                self.end(request, "abort", heard=False)
 
     @torch.inference_mode()
     def step(self) -> None:
@@ -179,8 +213,12 @@ class Core:
         for row, (sequence, token_id) in enumerate(zip(sequences, result.token_ids.tolist(), strict=True)):
             sequence.token_ids.append(token_id)
             sequence.label_token(version)
-            self._samplers[sequence].append(token_id)
             request = sequence.request
+            if not self._samplers[sequence].append(token_id):
+                message = "no token is left that both the grammar and the other parameters allow"
+                self._outputs.finish(sequence, "error", error=message)
+                self._close(sequence)
+                continue
             end = self._rules.check(request.params, request.max_tokens, sequence.token_ids, sequence.num_prompt)
             if end is None:
                 self._outputs.token(sequence, result.logprobs[row], result.masks[row])
@@ -233,7 +271,7 @@ class Core:
         """From the next token on. What streams hold back is sent first, so that no row has tokens of both."""
         for sequence in self._scheduler.running:
             self._outputs.push_held(sequence)
-        self._flush()
+        self.flush()
         self.weight_version = version
 
     def end_all(self, reason: FinishReason) -> None:
@@ -247,7 +285,7 @@ class Core:
 
     # --- messages -------------------------------------------------------------------------------------------------
 
-    def _take(self, client: bytes, message: wire.ToCore) -> None:
+    def take(self, client: bytes, message: wire.ToCore) -> None:
         match message:
             case wire.Add():
                 self._add(client, message)
@@ -275,11 +313,15 @@ class Core:
         try:
             request, samplers = self._intake.build(client, message)
         except InvalidRequestError as exc:
-            self._outputs.refuse(client, wire.Refusal(message.handle, exc.message, exc.param, False))
+            self._refuse(RequestKey(client, message.handle), exc)
             return
         self._requests[request.key] = request
         self._samplers.update(samplers)
-        self._scheduler.add(request.sequences[0])
+        if not self._grammars.hold(request, samplers):
+            self._scheduler.add(request.sequences[0])
+
+    def _refuse(self, key: RequestKey, problem: InvalidRequestError) -> None:
+        self._outputs.refuse(key.client, wire.Refusal(key.handle, problem.message, problem.param, False))
 
     def _abort(self, client: bytes, message: wire.Abort) -> None:
         for handle in message.handles:
@@ -287,7 +329,7 @@ class Core:
             if request is not None:
                 self.end(request, "abort", heard=message.call is not None)
         if message.call is not None:
-            self._flush()
+            self.flush()
             self.reply(client, wire.Reply(message.call))
 
     def _stop(self, client: bytes, message: wire.Stop) -> None:
@@ -340,7 +382,7 @@ class Core:
             self._pause.state,
         )
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
         """Send rows to those who have any, and the gauges to everybody if they changed."""
         gauges = self._gauges()
         steps = self._outputs.take(gauges, self.weight_version)

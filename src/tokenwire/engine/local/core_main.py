@@ -18,6 +18,7 @@ from typing import IO
 
 import msgspec
 
+from tokenwire.engine.local.link import CoreLink
 from tokenwire.engine.local.options import Job
 from tokenwire.errors import TokenwireError
 
@@ -34,9 +35,9 @@ def main() -> int:
         from tokenwire.engine.local.build import build_core  # imports torch, which takes seconds
 
         core = build_core(
-            job.address,
             Path(job.folder),
             job.options,
+            CoreLink(job.address),
             lambda stage, fraction: _report(reports, {"stage": stage, "fraction": fraction}),
         )
     except TokenwireError as exc:

@@ -65,17 +65,16 @@ class CoreLink:
         self._socket.set(zmq.RCVHWM, 0)
         self._socket.bind(address)
 
-    def receive(self, *, wait: bool) -> list[tuple[bytes, ToCore]]:
-        """All messages that are there; with `wait`, at least one."""
+    def receive(self, timeout_ms: int | None) -> list[tuple[bytes, ToCore]]:
+        """All messages that are there, waiting for the first at most `timeout_ms`; None: as long as it takes."""
         messages: list[tuple[bytes, ToCore]] = []
-        flags = 0 if wait else zmq.NOBLOCK
+        self._socket.poll(timeout_ms)
         while True:
             try:
-                client, data = self._socket.recv_multipart(flags)
+                client, data = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return messages
             messages.append((client, to_core_decoder.decode(data)))
-            flags = zmq.NOBLOCK
 
     def send(self, client: bytes, message: FromCore) -> None:
         """To one front end; one that is gone is no error."""

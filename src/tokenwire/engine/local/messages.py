@@ -250,6 +250,7 @@ CAPABILITIES = Capabilities(
     logprob_token_ids=True,
     prompt_logprobs=True,
     prompt_logprob_token_ids=True,
+    structured_outputs=frozenset({"json", "regex", "choice", "grammar", "json_object", "structural_tag"}),
     bad_words=True,
     repetition_detection=True,
     trace_decode=True,

@@ -43,6 +43,8 @@ class LocalEngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     fused: bool = True
     """Use the fused path for architectures that have one; off: transformers' own modules only."""
     trust_remote_code: bool = False
+    reasoning_end_token_ids: tuple[int, ...] = ()
+    """What the model writes when its reasoning ends; grammars begin after it if `reasoning_ended` is false."""
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
