@@ -134,7 +134,7 @@ def test_uniform_numbers_are_spread_evenly_and_uncorrelated() -> None:
 def test_the_extremes_pick_ids_of_positive_probability(uniform: float, width: int) -> None:
     logits = torch.full((1, width), -np.inf)
     logits[0, [1, 3]] = 0.0
-    ids, _ = draw_untruncated(logits, np.array([uniform]))
+    ids, _ = draw_untruncated(logits, [0], [1.0], np.array([uniform]))
     assert ids[0] == (1 if uniform < 0.5 else 3)
 
 

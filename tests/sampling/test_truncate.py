@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.sampling import reference
-from tokenwire.engine.local.sampling import SequenceSampler, sample, truncate
+from tokenwire.engine.local.sampling import SequenceSampler, best, sample, truncate
 from tokenwire.engine.local.sampling.best import top_k
 from tokenwire.wire.sampling import SamplingParams
 
@@ -104,6 +104,24 @@ def test_a_short_list_and_the_whole_row_agree(params: SamplingParams, monkeypatc
     short = survivors(logits, [params] * 8)
     monkeypatch.setattr(truncate, "_LIST_SIZES", ())
     assert survivors(logits, [params] * 8) == short
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(PARAMS, min_size=1, max_size=4),
+    st.sampled_from([50, 1000]),
+    st.sampled_from([3, 10**6]),
+    st.integers(0, 99),
+)
+def test_lists_from_a_devices_own_top_k_serve_as_well(
+    params: list[SamplingParams], width: int, levels: int, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randint(0, levels, (len(params), width), generator=generator) * (20.0 / levels)
+    want = survivors(logits, params)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(truncate, "best_lists", best._by_topk)
+        assert survivors(logits, params) == want
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])

@@ -2,40 +2,49 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
+
+from tokenwire.engine.local.sampling.softmax import softmax_chunks
 
 _BLOCK = 64
 
 
 def draw_untruncated(
-    scaled: torch.Tensor, uniforms: NDArray[np.float64]
+    logits: torch.Tensor, rows: Sequence[int], temperatures: Sequence[float], uniforms: NDArray[np.float64]
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """One id per row of [R, V] by inverse CDF, in two levels: find the block, then the id in it.
+    """One id for each of `rows` of [B, V], from the whole vocabulary.
 
     A row without a distribution (NaN, or all -inf) gives its argmax. Also returns the log of each row's largest
-    probability, which the scores need and which costs nothing here.
+    probability, which scores need and which costs nothing here.
     """
-    probs = scaled.softmax(-1)
-    log_peaks = probs.amax(-1).log_().cpu().numpy()
-    rows, width = probs.shape
-    rest = -width % _BLOCK
-    if rest:
-        probs = torch.nn.functional.pad(probs, (0, rest))
-    blocks = probs.view(rows, -1, _BLOCK)
+    ids = np.empty(len(rows), dtype=np.int64)
+    log_peaks = np.empty(len(rows), dtype=np.float32)
+    for part, probs in softmax_chunks(logits, rows, temperatures):
+        ids[part] = _draw(probs, uniforms[part])
+        log_peaks[part] = probs.amax(-1).log_().cpu().numpy()
+    for i in np.flatnonzero(np.isnan(log_peaks)).tolist():
+        ids[i] = argmax(logits[rows[i]])
+    return ids, log_peaks
+
+
+def _draw(probs: torch.Tensor, uniforms: NDArray[np.float64]) -> NDArray[np.int64]:
+    """In two levels: find the block by the sums of blocks, then the id in it. NaN rows give some id."""
+    width = probs.shape[1]
+    if width % _BLOCK:
+        probs = torch.nn.functional.pad(probs, (0, -width % _BLOCK))
+    blocks = probs.view(len(probs), -1, _BLOCK)
     edges = blocks.sum(2).cpu().numpy().astype(np.float64).cumsum(axis=1)
     target = uniforms * edges[:, -1]
     block = np.minimum((edges <= target[:, None]).sum(axis=1), edges.shape[1] - 1)
-    picked = np.arange(rows)
-    before = np.where(block > 0, edges[picked, block - 1], 0.0)
-    inside = blocks[torch.from_numpy(picked).to(probs.device), torch.from_numpy(block).to(probs.device)]
-    fine = inside.cpu().numpy().astype(np.float64)
-    ids = block * _BLOCK + pick(fine, target - before)
-    broken = ~np.isfinite(target)
-    if broken.any():
-        ids[broken] = argmax(scaled[torch.from_numpy(np.flatnonzero(broken)).to(scaled.device)])
-    return ids, log_peaks
+    row = np.arange(len(probs))
+    before = np.where(block > 0, edges[row, block - 1], 0.0)
+    inside = blocks[torch.from_numpy(row).to(probs.device), torch.from_numpy(block).to(probs.device)]
+    ids: NDArray[np.int64] = block * _BLOCK + pick(inside.cpu().numpy().astype(np.float64), target - before)
+    return np.minimum(ids, width - 1)
 
 
 def pick(weights: NDArray[np.float64], target: NDArray[np.float64]) -> NDArray[np.int64]:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from tokenwire.engine.base import Logprobs
 from tokenwire.engine.local.sampling.best import take_rows, top_k
+from tokenwire.engine.local.sampling.softmax import log_peaks as find_log_peaks
 
 _SHARED_K = 64
 
@@ -67,12 +68,11 @@ class _Scale:
         if as_logits:
             zeros = np.zeros((len(values), 1), dtype=np.float32)
             return _Scale(zeros, zeros)
-        log_peak = np.full(len(values), np.nan, dtype=np.float32) if log_peaks is None else log_peaks.copy()
-        unknown = np.flatnonzero(np.isnan(log_peak))
-        if len(unknown):
-            # The fused softmax is the fastest full pass there is; its largest entry is 1 / sum(exp(value - largest)).
-            log_peak[unknown] = take_rows(values, unknown.tolist()).softmax(-1).amax(-1).log_().cpu().numpy()
-        return _Scale(values.amax(-1, keepdim=True).cpu().numpy(), log_peak[:, None])
+        known = np.full(len(values), np.nan, dtype=np.float32) if log_peaks is None else log_peaks.copy()
+        unknown = np.flatnonzero(np.isnan(known)).tolist()
+        if unknown:
+            known[unknown] = find_log_peaks(values, unknown)
+        return _Scale(values.amax(-1, keepdim=True).cpu().numpy(), known[:, None])
 
     def rows(self, rows: Sequence[int]) -> _Scale:
         return _Scale(self.largest[rows], self.log_peak[rows])

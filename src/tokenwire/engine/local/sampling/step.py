@@ -21,6 +21,7 @@ from tokenwire.engine.local.sampling.bitmask import apply_constraints
 from tokenwire.engine.local.sampling.draw import argmax, draw_untruncated
 from tokenwire.engine.local.sampling.random import uniforms
 from tokenwire.engine.local.sampling.scores import ScoreAsk, score
+from tokenwire.engine.local.sampling.softmax import over_temperature
 from tokenwire.engine.local.sampling.state import SequenceSampler
 from tokenwire.engine.local.sampling.truncate import draw_truncated
 
@@ -77,13 +78,6 @@ def _bare(token_ids: NDArray[np.int64]) -> SampleOutput:
     return SampleOutput(token_ids.astype(np.int32), [None] * count, [None] * count)
 
 
-def _scaled(logits: torch.Tensor, samplers: Sequence[SequenceSampler], rows: Sequence[int]) -> torch.Tensor:
-    part = take_rows(logits, rows)
-    if all(samplers[i].temperature == 1.0 for i in rows):
-        return part
-    return part / torch.tensor([samplers[i].temperature for i in rows], device=logits.device)[:, None]
-
-
 def _choose(
     logits: torch.Tensor, samplers: Sequence[SequenceSampler], log_peaks: NDArray[np.float32], *, keep_masks: bool
 ) -> SampleOutput:
@@ -96,13 +90,14 @@ def _choose(
         output.token_ids[greedy] = argmax(take_rows(logits, greedy))
     noise = uniforms([s.key for s in samplers], [s.num_output_tokens for s in samplers])
     if free:
-        output.token_ids[free], peaks = draw_untruncated(_scaled(logits, samplers, free), noise[free])
+        temperatures = [samplers[i].temperature for i in free]
+        output.token_ids[free], peaks = draw_untruncated(logits, free, temperatures, noise[free])
         same = np.array([samplers[i].temperature == 1.0 and not samplers[i].adjusts for i in free])
         log_peaks[free] = np.where(same, peaks, np.nan)
     if truncated:
         chosen = [samplers[i] for i in truncated]
         wants = [s.return_mask or (keep_masks and s.wants_scores) for s in chosen]
-        draws = draw_truncated(_scaled(logits, samplers, truncated), chosen, noise[truncated], wants)
+        draws = draw_truncated(take_rows(logits, truncated), chosen, noise[truncated], wants)
         for i, draw in zip(truncated, draws, strict=True):
             output.token_ids[i] = draw.token_id
             output.masks[i] = draw.survivors
@@ -127,10 +122,7 @@ def _processed(
     masks: Sequence[NDArray[np.int32] | None],
 ) -> torch.Tensor:
     """The logits the draw was made from: adjusted, over temperature, -inf where truncation cut."""
-    table = _scaled(logits, samplers, scored)
-    if not any(samplers[i].truncates for i in scored):
-        return table
-    table = table.clone()
+    table = over_temperature(take_rows(logits, scored), [samplers[i].temperature for i in scored])
     for j, i in enumerate(scored):
         mask = masks[i]
         if samplers[i].truncates and mask is not None:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from tokenwire.engine.local.sampling.best import best_lists, take_rows
 from tokenwire.engine.local.sampling.draw import pick
+from tokenwire.engine.local.sampling.softmax import log_peaks
 from tokenwire.engine.local.sampling.state import SequenceSampler
 
 _LIST_SIZES = (32, 64, 256)
@@ -44,23 +45,26 @@ class _Row:
 
 
 def draw_truncated(
-    scaled: torch.Tensor,
+    logits: torch.Tensor,
     samplers: Sequence[SequenceSampler],
     uniforms: NDArray[np.float64],
     wants_survivors: Sequence[bool],
 ) -> list[Draw]:
-    """One draw per row of [R, V] (logits over temperature). A row without a distribution gives its argmax."""
-    masses = _full_masses(scaled, samplers)
+    """One draw per row of [R, V]. A row without a distribution gives its argmax."""
+    masses = _full_masses(logits, samplers)
     parts = zip(samplers, uniforms.tolist(), wants_survivors, masses.tolist(), strict=True)
     rows = [_Row(i, *part) for i, part in enumerate(parts)]
     draws: dict[int, Draw] = {}
     for size in _LIST_SIZES:
-        listed = [row for row in rows if _list_size(row.sampler, scaled.shape[1]) == size]
+        listed = [row for row in rows if _list_size(row.sampler, logits.shape[1]) == size]
         if listed:
-            draws |= _from_lists(scaled, listed, size)
+            draws |= _from_lists(logits, listed, size)
     for row in rows:
         if row.index not in draws:
-            draws[row.index] = _from_row(scaled[row.index].cpu().numpy(), row)
+            line: NDArray[np.float32] = np.divide(
+                logits[row.index].cpu().numpy(), row.sampler.temperature, dtype=np.float32
+            )
+            draws[row.index] = _from_row(line, row)
     return [draws[row.index] for row in rows]
 
 
@@ -70,24 +74,27 @@ def _list_size(sampler: SequenceSampler, width: int) -> int:
     return next((size for size in _LIST_SIZES if needed <= size < width), 0)
 
 
-def _full_masses(scaled: torch.Tensor, samplers: Sequence[SequenceSampler]) -> NDArray[np.float64]:
+def _full_masses(logits: torch.Tensor, samplers: Sequence[SequenceSampler]) -> NDArray[np.float64]:
     masses = np.zeros(len(samplers))
     rows = [i for i, s in enumerate(samplers) if s.top_p < 1.0 and not s.top_k and not s.min_p]
     if rows:
-        # The largest probability of a softmax is one over that sum.
-        masses[rows] = 1.0 / take_rows(scaled, rows).softmax(-1).amax(-1).cpu().numpy().astype(np.float64)
+        peaks = log_peaks(logits, rows, [samplers[i].temperature for i in rows])
+        masses[rows] = np.exp(-peaks.astype(np.float64))
     return masses
 
 
 # --- a short list of the best ids ---------------------------------------------------------------------------------
 
 
-def _from_lists(scaled: torch.Tensor, rows: Sequence[_Row], size: int) -> dict[int, Draw]:
+def _from_lists(logits: torch.Tensor, rows: Sequence[_Row], size: int) -> dict[int, Draw]:
     """Draws of those `rows` whose survivors are certainly all in their lists of about `size` best ids."""
-    lists = best_lists(take_rows(scaled, [row.index for row in rows]), size)
+    lists = best_lists(take_rows(logits, [row.index for row in rows]), size)
     if not lists.values.shape[1]:
         return {}
-    values = lists.values.astype(np.float64)
+    temperatures = np.array([row.sampler.temperature for row in rows], dtype=np.float32)
+    values = (lists.values / temperatures[:, None]).astype(np.float64)
+    # The next number up, since ids just below the floor may have been rounded to it by the division.
+    floor = np.nextafter(lists.floor / temperatures, np.float32(np.inf))
     limits = _limits(values, rows)
     with np.errstate(invalid="ignore"):
         alive = (values >= limits[:, None]) & (values > -np.inf)
@@ -99,8 +106,8 @@ def _from_lists(scaled: torch.Tensor, rows: Sequence[_Row], size: int) -> dict[i
     # A list holds the whole row, or all that min-p and top-k leave, or at least one id after the end of the nucleus.
     complete = lists.floor <= np.finfo(np.float32).min
     last = np.where(nucleus, values, np.inf).min(axis=1)
-    ends_inside = (nucleus.sum(axis=1) < (values > -np.inf).sum(axis=1)) & (last >= lists.floor)
-    sure = complete | np.where(masses > 0, ends_inside, limits >= lists.floor)
+    ends_inside = (nucleus.sum(axis=1) < (values > -np.inf).sum(axis=1)) & (last >= floor)
+    sure = complete | np.where(masses > 0, ends_inside, limits >= floor)
     sure &= np.isfinite(lists.floor) & np.isfinite(values[:, 0])
     weights[~nucleus] = 0.0
     columns = pick(weights, np.array([row.uniform for row in rows]) * weights.sum(axis=1))
