@@ -12,6 +12,7 @@ as the template would not. The template is of the usual kind: it drops old reaso
 from __future__ import annotations
 
 import json
+import sys
 from itertools import zip_longest
 from typing import Any
 
@@ -129,7 +130,7 @@ def lookup(word: str, nr: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("parse", ["generate", "derender"])
-async def test_twenty_turns_with_tools_drift_by_no_token(parse: Parse, record_property: Any) -> None:
+async def test_twenty_turns_with_tools_drift_by_no_token(parse: Parse) -> None:
     setup = Setup()
     chat = setup.conversation(parse, messages=[{"role": "system", "content": "Be terse."}])
     drift_anew = []
@@ -149,8 +150,7 @@ async def test_twenty_turns_with_tools_drift_by_no_token(parse: Parse, record_pr
         assert chat.token_ids == known
         anew = await chat.render_without_prefix()
         drift_anew.append(drifted(known, anew[: len(known)]))
-    record_property("tokens", len(known))
-    record_property("drifted when encoded anew", drift_anew[-1])
+    sys.stdout.write(f"{len(known)} ids, 0 drifted; encoded anew, {drift_anew[-1]} would have\n")
     assert all(earlier < later for earlier, later in zip(drift_anew, drift_anew[1:], strict=False))
     assert drift_anew[-1] > len(known) // 4
     engine_prompts = [request.prompt_token_ids for request in setup.engine.requests]
