@@ -145,6 +145,15 @@ class PromptOutput:
     """`prompt_logprob_token_ids`: [P-1-start, num_ids], NaN where the id was padding."""
     num_encoder_tokens: int = 0
 
+    def fill(self, later: PromptOutput) -> None:
+        """Take what is not known yet from facts that came later: remote workers count cached tokens at the end."""
+        if self.num_cached_tokens is None:
+            self.num_cached_tokens = later.num_cached_tokens
+        self.logprobs = self.logprobs or later.logprobs
+        if self.token_id_logprobs is None:
+            self.token_id_logprobs = later.token_id_logprobs
+        self.num_encoder_tokens = self.num_encoder_tokens or later.num_encoder_tokens
+
 
 @dataclass(slots=True)
 class EngineOutput:
@@ -185,7 +194,10 @@ class EngineOutput:
         self.token_ids = self.token_ids + later.token_ids
         if later.sampling_mask is not None:
             self.sampling_mask = (self.sampling_mask or []) + later.sampling_mask
-        self.prompt = self.prompt or later.prompt
+        if self.prompt is None:
+            self.prompt = later.prompt
+        elif later.prompt is not None:
+            self.prompt.fill(later.prompt)
         if later.text is not None:
             self.text = (self.text or "") + later.text
         for name in _LAST_WINS:

@@ -41,6 +41,8 @@ class RequestFacts:
 
     def finish(self, output: EngineOutput) -> None:
         """Take what a choice's last output says."""
+        if output.prompt is not None and output.prompt is not self.prompt:
+            self.prompt.fill(output.prompt)
         self.kv_transfer_params = output.kv_transfer_params or self.kv_transfer_params
         self.ec_transfer_params = output.ec_transfer_params or self.ec_transfer_params
         self.spec_decode = output.spec_decode or self.spec_decode
