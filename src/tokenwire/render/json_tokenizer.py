@@ -9,12 +9,14 @@ in silence.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import tokenizers
 from tokenizers import AddedToken, processors
 
+from tokenwire.errors import InvalidRequestError
 from tokenwire.render.token_bytes import bytes_of_piece_rule
 from tokenwire.render.tokenizer import Encoding, SpecialTokens, Tokenizer, TokenizerLoadError
 from tokenwire.render.tokenizer_config import TokenEntry, TokenizerConfig, content_of, read_tokenizer_config
@@ -53,11 +55,13 @@ class JsonTokenizer(Tokenizer):
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         # The batch call is the one that releases the interpreter lock; `fast` leaves offsets out.
-        ids: list[int] = self._raw.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        with _lone_surrogates_named():
+            ids: list[int] = self._raw.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         return ids
 
     def encode_with_offsets(self, text: str, *, add_special_tokens: bool = True) -> Encoding:
-        encoding = self._raw.encode_batch([text], add_special_tokens=add_special_tokens)[0]
+        with _lone_surrogates_named():
+            encoding = self._raw.encode_batch([text], add_special_tokens=add_special_tokens)[0]
         return Encoding(encoding.ids, encoding.offsets)
 
     def encode_ordinary(self, text: str) -> list[int]:
@@ -74,7 +78,11 @@ class JsonTokenizer(Tokenizer):
         return [token.id for word in words for token in self._raw.model.tokenize(word)]
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        text: str = self._raw.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        try:
+            text: str = self._raw.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        except OverflowError:  # the library passes over unknown ids, but not over those that are no uint32
+            known = [i for i in ids if 0 <= i <= self.max_token_id]
+            text = self._raw.decode(known, skip_special_tokens=skip_special_tokens)
         return text
 
     def id_to_piece(self, token_id: int) -> str | None:
@@ -88,6 +96,15 @@ class JsonTokenizer(Tokenizer):
     def token_bytes(self, token_id: int) -> bytes | None:
         piece = self.id_to_piece(token_id)
         return None if piece is None else self._bytes_of_piece(piece)
+
+
+@contextmanager
+def _lone_surrogates_named() -> Iterator[None]:
+    """JSON can spell half of a surrogate pair; no text in UTF-8 has one, and the library only says "TypeError"."""
+    try:
+        yield
+    except TypeError as exc:
+        raise InvalidRequestError("The text has a lone surrogate, which is no character.") from exc
 
 
 def _any_of(pieces: Iterable[str]) -> re.Pattern[str]:
