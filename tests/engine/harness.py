@@ -62,7 +62,9 @@ class Harness:
     def _abort(self, handle: int, index: int | None) -> None:
         self.link.inbox.append(wire.Abort([handle]) if index is None else wire.Stop(handle, index))
 
-    def add(self, prompt: list[int], *, stream: bool = True, priority: int = 0, salt: str | None = None, **p: Any) -> int:
+    def add(
+        self, prompt: list[int], *, stream: bool = True, priority: int = 0, salt: str | None = None, **p: Any
+    ) -> int:
         """Send a request; returns its handle."""
         sampling = normalize(SamplingParams(**({"temperature": 0.0, "max_tokens": 8} | p)))
         handle, queue = self.streams.open(str(len(self.queues)), sampling.n)

@@ -13,24 +13,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from tests.engine.harness import Harness, Reference
-from tests.engine.tiny_models import CONFIGS, EOS, VOCAB, make_model
+from tests.engine.tiny_models import CONFIGS, EOS, VOCAB
 
 MODELS = sorted(CONFIGS)
-
-
-@pytest.fixture(scope="session")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    torch.set_num_threads(1)
-    root = tmp_path_factory.mktemp("models")
-    return {name: make_model(name, root / name) for name in MODELS}
-
-
-@pytest.fixture(scope="session")
-def references(folders: dict[str, Path]) -> dict[str, Reference]:
-    return {name: Reference(folder) for name, folder in folders.items()}
 
 
 def prompts(seed: int, count: int, longest: int = 60) -> list[list[int]]:

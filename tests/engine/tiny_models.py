@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from transformers import AutoModelForCausalLM as Auto
 from transformers import (
     Gemma2Config,
     GPT2Config,
@@ -15,7 +16,6 @@ from transformers import (
     Qwen2Config,
     Qwen3Config,
 )
-from transformers import AutoModelForCausalLM as Auto
 
 VOCAB = 97
 EOS = 3

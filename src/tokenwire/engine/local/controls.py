@@ -72,6 +72,8 @@ class PauseControl:
     def _paused(self, client: bytes, call: int, *, clear_cache: bool) -> None:
         if clear_cache:
             self._core.scheduler.drop_prefix_cache(recompute_running=True)
+        self._core.mark_changed()
+        self._core.flush()  # the last tokens, and the new state, come before the answer
         self._core.reply(client, Reply(call, {"status": "paused"}))
 
     def _resume(self) -> None:

@@ -65,7 +65,7 @@ class Core:
         logprobs_mode: LogprobsMode,
     ) -> None:
         self._link = link
-        self._runner = runner
+        self.runner = runner
         self._scheduler = scheduler
         self._intake = intake
         self._grammars = grammars
@@ -129,7 +129,7 @@ class Core:
         self._num_steps += 1
         self._changed = True
         try:
-            logits, batch = self._runner.forward(chunks, self._scheduler.block_tables)
+            logits, batch = self.runner.forward(chunks, self._scheduler.block_tables)
         except (IndexError, ValueError, RuntimeError) as exc:
             if len(chunks) == 1 and not isinstance(exc, torch.OutOfMemoryError):
                 self._fail(chunks[0].sequence.request, exc)
@@ -147,7 +147,7 @@ class Core:
             if chunk.sequence.state is not SequenceState.RUNNING:
                 continue
             try:
-                logits, batch = self._runner.forward([chunk], self._scheduler.block_tables)
+                logits, batch = self.runner.forward([chunk], self._scheduler.block_tables)
             except (IndexError, ValueError, RuntimeError) as exc:
                 failures += 1
                 self._fail(chunk.sequence.request, exc)
@@ -205,7 +205,7 @@ class Core:
             self._scheduler.add(child)
             return False
         if copy[0] >= 0:
-            self._runner.cache.copy_block(*copy)
+            self.runner.cache.copy_block(*copy)
         return True
 
     def _accept(self, sequences: Seq[Sequence], result: SampleOutput) -> None:

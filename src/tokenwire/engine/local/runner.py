@@ -49,11 +49,12 @@ class ModelRunner:
         batch = build_batch(chunks, tables, self.block_size, self.device)
         self.attention.batch = batch
         try:
-            return self._logits(batch), batch
+            return self.logits(batch), batch
         finally:
             self.attention.batch = None
 
-    def _logits(self, batch: StepBatch) -> torch.Tensor:
+    def logits(self, batch: StepBatch) -> torch.Tensor:
+        """[R, vocab] of the rows the batch names; writes K/V."""
         output = self.model(
             input_ids=batch.token_ids.unsqueeze(0),
             position_ids=batch.positions.unsqueeze(0),
