@@ -2,6 +2,7 @@
 (3) control routes need the key when one is set; (4) without one they answer this machine only, and no web page;
 (5) request ids come back in headers when asked for; (6) CORS."""
 
+import httpx
 import pytest
 
 from tests.support.http import GENERATE, app_of, body, client_of
@@ -20,6 +21,14 @@ async def test_without_a_key_the_api_is_closed(header, path):
     assert reply.headers["www-authenticate"] == "Bearer"
     error = reply.json()["error"]
     assert (error["type"], error["code"], error["param"]) == ("AuthenticationError", 401, None)
+
+
+async def test_a_path_behind_a_prefix_is_closed_too():
+    app = app_of(api_key=["k"])
+    transport = httpx.ASGITransport(app, root_path="/prefix")
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        assert (await client.get("/prefix/v1/models")).status_code == 401
+        assert (await client.get("/prefix/v1/models", headers={"Authorization": "Bearer k"})).status_code == 200
 
 
 @pytest.mark.parametrize("key", ["k1", "k2"])

@@ -1,8 +1,12 @@
 """A server over the built-in engine's own process: (1) ids come back the same, whole and streamed; (2) a client that
-leaves frees the engine; (3) killing the engine answers every open request with an error, turns /health red, and
-with restarts left it comes back; (4) without restarts it stays red and refuses; (5) nothing outlives the server."""
+leaves frees the engine, also two hundred at once; (3) killing the engine answers every open request with an error,
+turns /health red, and with restarts left it comes back; (4) without restarts it stays red and refuses; (5) nothing
+outlives the server."""
 
+import asyncio
+import json
 import os
+import random
 import signal
 import threading
 import time
@@ -11,7 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.support.http import GENERATE, body, events_of
+from tests.support.http import GENERATE, RawClient, body, events_of
 from tests.support.process import children_of, tokenwire
 from tests.support.tiny_llama import make_tiny_llama
 
@@ -88,6 +92,34 @@ def test_a_client_that_leaves_frees_the_engine(server):
             next(reply.iter_bytes())
         wait_for(lambda: running(client) == 0)
         assert client.post(GENERATE, json=body([5], max_tokens=1)).status_code == 200
+
+
+async def test_two_hundred_streams_half_of_them_dropped_leave_nothing_and_do_not_mix(server):
+    """Each may sample one id only, its own: a token in the wrong stream would show."""
+    rng = random.Random(3)
+    port = int(server.address.rsplit(":", 1)[1])
+
+    async def one(number):
+        own = 3 + number
+        client = await RawClient.open(port)
+        sampling = {"max_tokens": 40, "ignore_eos": True, "allowed_token_ids": [own]}
+        await client.post(body([own] * (1 + number % 50), stream=True, **sampling))
+        leaves_after = rng.randrange(1, 40) if number % 2 else None
+        ids: list[int] = []
+        await client.read_until(b"\r\n\r\n")
+        while (event := await client.read_until(b"\n\n")) and b"[DONE]" not in event:
+            ids += json.loads(event[event.index(b"{") :])["choices"][0]["token_ids"]
+            if leaves_after is not None and len(ids) >= leaves_after:
+                break
+        client.drop()
+        assert set(ids) == {own}
+        assert leaves_after is not None or len(ids) == 40
+
+    await asyncio.gather(*(one(number) for number in range(200)))
+    with server.client() as client:
+        wait_for(lambda: running(client) == 0, 5)
+        usage = [line for line in client.get("/metrics").text.splitlines() if line.startswith("vllm:kv_cache_usage")]
+    assert [float(line.rsplit(" ", 1)[1]) for line in usage] == [0.0]
 
 
 def test_killing_the_engine_answers_every_open_request_and_it_comes_back(server):

@@ -16,6 +16,7 @@ import pytest
 
 from tests.support.http import GENERATE, body, events_of, free_port
 from tests.support.process import null_server, tokenwire
+from tests.support.tokenizers import SMOL
 
 
 @pytest.fixture(scope="module")
@@ -217,6 +218,21 @@ def test_requests_are_logged_as_ids_when_asked_for():
     assert "Received generate-tokens-mine: 3 prompt tokens" in process.output
     assert "Prompt of generate-tokens-mine: [11, 22]" in process.output
     assert "Output of generate-tokens-mine, choice 0 (length): [1000, 1001]" in process.output
+
+
+def test_a_front_end_without_engine_has_text_but_no_tokens():
+    with tokenwire("render", "--tokenizer", str(SMOL), "--port", "0", "--served-model-name", "m") as process:
+        process.wait_ready()
+        with process.client() as client:
+            assert client.get("/readyz").status_code == 200
+            ids = client.post("/tokenize", json={"prompt": "Hello world", "add_special_tokens": False}).json()["tokens"]
+            assert client.post("/detokenize", json={"tokens": ids}).json() == {"prompt": "Hello world"}
+            assert client.post(GENERATE, json=body()).status_code == 404
+            assert client.post("/pause").status_code == 404
+            assert client.get("/server_info").json()["engine"] is None
+            assert client.get("/metrics").status_code == 200
+        process.signal()
+        assert process.wait() == 0
 
 
 def test_a_front_end_without_engine_starts_light_and_fast():

@@ -47,7 +47,7 @@ class TokenwireProcess:
                 self._ready.set()
         self._ready.set()
 
-    def wait_ready(self, timeout_s: float = 60.0) -> None:
+    def wait_ready(self, timeout_s: float = 100.0) -> None:
         assert self._ready.wait(timeout_s), self.output
         assert self.address, self.output
 

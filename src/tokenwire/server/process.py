@@ -151,4 +151,4 @@ def address_of(listener: socket.socket, network: NetworkSettings) -> str:
         return f"unix:{network.uds}"
     host, port = listener.getsockname()[:2]
     host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
-    return f"{'https' if network.ssl_certfile else 'http'}://{host}:{port}{network.root_path}"
+    return f"{'https' if network.ssl_certfile else 'http'}://{host}:{port}"
