@@ -24,6 +24,7 @@ from tests.derender.sources import ByteTokens
 from tests.support.scripted_engine import ScriptedEngine, interleave, logprobs_of, sequence
 from tokenwire.derender.chat_parser import ParserSetup
 from tokenwire.derender.parser import find_format
+from tokenwire.engine.base import PromptOutput
 from tokenwire.errors import InvalidRequestError
 from tokenwire.service.context import RequestContext, ServiceOptions
 from tokenwire.service.generate import GenerateService
@@ -231,6 +232,19 @@ async def test_token_ids_as_strings_by_server_flag() -> None:
     entry = whole["logprobs"]["content"][1]
     assert (entry["token"], entry["bytes"]) == ("token_id:1", None)
     assert entry["top_logprobs"][1]["token"] == "token_id:0"
+
+
+@pytest.mark.parametrize("mode", ["tokens", "text"])
+async def test_prompt_logprobs_have_token_strings_in_the_context_of_the_prompt(mode: str) -> None:
+    steps = interleave(sequence([2]))
+    steps[0].outputs[0].prompt = PromptOutput(logprobs=logprobs_of([[(0, -0.5), (2, -1.0)], [(1, -0.5), (0, -2.0)]]))
+    text = TokenizerText(ByteTokens([EMOJI[:2], EMOJI[2:], "!"]))
+    svc = GenerateService(ScriptedEngine(steps), ModelRegistry(["m"], root="m"), ServiceOptions(), text=text)
+    body = {"token_ids": [2, 0, 1], "sampling_params": {"max_tokens": 1, "prompt_logprobs": 1}, "output_mode": mode}
+    request, _ = codec.convert(GenerateRequest, body)
+    reply = msgspec.json.decode(codec.encode(await svc.full(await svc.prepare(request, RequestContext()))))
+    strings = [{key: value["decoded_token"] for key, value in (row or {}).items()} for row in reply["prompt_logprobs"]]
+    assert strings == [{}, {"0": "", "2": "!"}, {"1": "😀", "0": ""}]
 
 
 async def test_no_logprobs_where_none_were_asked_for() -> None:

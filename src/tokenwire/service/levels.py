@@ -128,8 +128,8 @@ def routed_experts(array: NDArray[Any], shape: Shape) -> str | bytes | RoutedExp
 class TextTools(Protocol):
     """What the service needs of a loaded tokenizer; `service/text.py` has the one there is."""
 
-    def decoded_token(self, token_id: int) -> str:
-        """The text of one id on its own, special tokens included."""
+    def prompt_texts(self, prompt_token_ids: list[int], rows: list[list[int]]) -> list[list[str]]:
+        """Token strings for prompt logprobs: row i is prompt position i + 1, its own id first. Padding (-1) is ""."""
 
     def stage(self, prompt_token_ids: list[int], sampling: SamplingParams, mode: OutputMode) -> TextStage:
         """A fresh text stage for one choice of a reply at level `mode`."""

@@ -79,20 +79,22 @@ def _entry(
     return TokenIdLogprobEntry(token_id, logprob, rank, top)
 
 
-def prompt_entries(scores: Logprobs, decoded_token: Callable[[int], str] | None) -> PromptLogprobs:
+def prompt_entries(scores: Logprobs, texts_of: Callable[[list[list[int]]], list[list[str]]] | None) -> PromptLogprobs:
     """One map per prompt token, the first null: the prompt token itself, then the top candidates.
 
-    `scores` has P-1 rows for prompt positions 1..P-1.
+    `scores` has P-1 rows for prompt positions 1..P-1. `texts_of` gives the token strings of these rows; None: there
+    is no tokenizer, and they are null.
     """
     ids: list[list[int]] = scores.token_ids.tolist()
+    texts = [None] * len(ids) if texts_of is None else texts_of(ids)
     values = clamp_array(scores.logprobs)
     ranks: list[int] = scores.ranks.tolist()
     entries: PromptLogprobs = [None]
-    for row, row_values, rank in zip(ids, values, ranks, strict=True):
+    for row, row_values, rank, row_texts in zip(ids, values, ranks, texts, strict=True):
         entry: dict[int, PromptLogprob] = {}
         for j, token_id in enumerate(row):
             if token_id >= 0 and token_id not in entry:
-                text = None if decoded_token is None else decoded_token(token_id)
+                text = None if row_texts is None else row_texts[j]
                 entry[token_id] = PromptLogprob(row_values[j], (rank if j == 0 else j) or None, text)
         entries.append(entry)
     return entries

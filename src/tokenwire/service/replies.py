@@ -6,6 +6,7 @@ event only when it was asked for.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -61,6 +62,8 @@ class ReplyShaper:
         self.facts = RequestFacts()
         self._first = True
         self._open = prepared.n
+        self._num_shown = [0] * prepared.n
+        """Tokens per choice up to the event that is being made; a wake-up may bring several of one choice."""
 
     def response(self, outputs: list[EngineOutput | None]) -> GenerateResponse:
         """The whole reply, from each choice's added-up output."""
@@ -84,6 +87,7 @@ class ReplyShaper:
         level, request_id, mode = prepared.level, prepared.request_id, prepared.level.mode
         events: list[GenerateChunk | UsageChunk] = []
         for output in shown:
+            self._num_shown[output.index] += len(output.token_ids)
             if output.finish_reason is not None:
                 self._open -= 1
             choice = level.delta(output)
@@ -117,7 +121,7 @@ class ReplyShaper:
         if self._open == 0 and facts.ec_transfer_params is not None:
             fields["ec_transfer_params"] = facts.ec_transfer_params
         if prepared.continuous_usage:
-            fields["usage"] = usage_of(self._prompt_len, self._runs[choice.index].num_tokens, None)
+            fields["usage"] = usage_of(self._prompt_len, self._num_shown[choice.index], None)
         return GenerateChunk(
             request_id=prepared.request_id, output_mode=prepared.level.mode, choices=[choice], **fields
         )
@@ -144,11 +148,12 @@ class ReplyShaper:
             if request.features is not None:
                 fields["mm_placeholders"] = request.features.mm_placeholders
         if prompt.logprobs is not None:
-            decoded = None if self._text is None else self._text.decoded_token
+            text, ids = self._text, prepared.engine_request.prompt_token_ids
+            texts_of = None if text is None else partial(text.prompt_texts, ids)
             fields["prompt_logprobs"] = (
                 packed(prompt.logprobs, binary=binary)
                 if prepared.shape.packed_logprobs
-                else prompt_entries(prompt.logprobs, decoded)
+                else prompt_entries(prompt.logprobs, texts_of)
             )
         if prompt.token_id_logprobs is not None:
             fields["prompt_token_id_logprobs"] = npy(prompt.token_id_logprobs, binary=binary)

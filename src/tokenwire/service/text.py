@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tokenwire.derender.chat_parser import ChatFacts, ParserSetup, options_of, prompt_reasoning
 from tokenwire.derender.detokenizer import DetokenizerOptions
-from tokenwire.derender.logprob_text import LogprobText
+from tokenwire.derender.logprob_text import LogprobText, prompt_token_texts
 from tokenwire.derender.parser.machine import MessageParser
 from tokenwire.derender.sequence import SequenceText
 from tokenwire.derender.stop import StopRules
@@ -28,9 +28,9 @@ class TokenizerText:
         self.parser = parser
         self._as_token_ids = return_tokens_as_token_ids
 
-    def decoded_token(self, token_id: int) -> str:
-        """The text of one id on its own, special tokens included; "" for a piece of a character."""
-        return LogprobText(self.vocabulary).candidate(token_id)
+    def prompt_texts(self, prompt_token_ids: list[int], rows: list[list[int]]) -> list[list[str]]:
+        """See `TextTools.prompt_texts`; special tokens included, "" for a token that only begins a character."""
+        return prompt_token_texts(self.vocabulary, prompt_token_ids[0], rows)
 
     def stage(self, prompt_token_ids: list[int], sampling: SamplingParams, mode: OutputMode) -> HoldingTextStage:
         """A fresh text stage. A parser must see special tokens, whatever the request says about text."""
