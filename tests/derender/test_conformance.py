@@ -4,7 +4,8 @@
 2. Derendering: every whole answer, and every refusal's status. Streams: each chunk beside its delta, and the delta too
    where no parser decides how far it may go.
 3. Our own chunks, chained, add up to the whole answer.
-4. Where ours differs, the table says so and why, and nothing else differs.
+4. The text level gives a running server's text, stop strings and token strings, at every step size.
+5. Where ours differs, the table says so and why, and nothing else differs.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 from typing import Any
 
 import pytest
+from msgspec import to_builtins
 
 from tests.derender.conformance import (
     DETOK,
@@ -26,16 +28,32 @@ from tests.derender.conformance import (
     vocabulary,
 )
 from tests.derender.test_derender_service import chat, completion, joined_message, streamed, whole_message
+from tests.support.scripted_engine import ScriptedEngine, interleave, logprobs_of, sequence
 from tokenwire.derender.detokenizer import DetokenizerOptions, IncrementalDetokenizer
 from tokenwire.derender.sequence import SequenceText
 from tokenwire.derender.stop import StopRules
 from tokenwire.errors import CallerError, ModelNotFoundError
+from tokenwire.service.context import RequestContext, ServiceOptions
+from tokenwire.service.generate import GenerateService
+from tokenwire.service.models import ModelRegistry
+from tokenwire.service.text import TokenizerText
+from tokenwire.wire.codec import convert
+from tokenwire.wire.generate import GenerateRequest
 
 DETOK_RECORDS = records("detok.jsonl")
 PLAIN = [r for r in DETOK_RECORDS if "stop" not in r["params"] and r["finish"] != "stop"]
 WITH_STOP = [r for r in DETOK_RECORDS if r not in PLAIN]
 DERENDER_RECORDS = derender_records()
 GENERATE_RECORDS = [r for r in records("generate.jsonl") if r["path"].endswith("/derender")]
+TEXT_RECORDS = [
+    r
+    for r in records("generate.jsonl")
+    if r["path"].endswith("/generate")
+    and r["status"] == 200
+    and r.get("request", {}).get("output_mode") == "text"
+    and r["request"]["sampling_params"].get("n", 1) == 1
+    and "error" not in json.dumps(r.get("events", ""))
+]
 
 
 def options_of(record: Record) -> DetokenizerOptions:
@@ -160,3 +178,44 @@ def _without_versions(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _without_versions(inner) for key, inner in value.items() if key != "weight_versions"}
     return [_without_versions(inner) for inner in value] if isinstance(value, list) else value
+
+
+def text_events(record: Record) -> tuple[list[int], str, list[Any], dict[str, Any]]:
+    """Ids, text, logprob entries and the last choice of a text answer, whole or streamed."""
+    events = record["events"][:-1] if "events" in record else [record["response"]]
+    choices = [choice for event in events for choice in event["choices"]]
+    ids = [token_id for choice in choices for token_id in choice["token_ids"] or ()]
+    entries = [entry for choice in choices if choice["logprobs"] for entry in choice["logprobs"]["content"]]
+    return ids, "".join(choice["text"] for choice in choices), entries, choices[-1]
+
+
+@pytest.mark.parametrize("step_size", [1, 3])
+async def test_a_running_server_s_text_answers_are_right(step_size: int) -> None:
+    assert TEXT_RECORDS
+    for record in TEXT_RECORDS:
+        ids, text, entries, last = text_events(record)
+        by_string = isinstance(last["stop_reason"], str) and last["finish_reason"] == "stop"
+        reason = None if by_string else last["finish_reason"]
+        # What would have come after a stop string: it must not show.
+        more = [0, 0] if by_string else []
+        rows = [[(e, -0.5)] for e in [*ids, *more]]
+        outputs = sequence(
+            [*ids, *more],
+            step_size=step_size,
+            logprobs=logprobs_of(rows),
+            finish_reason=reason or "length",
+            stop_reason=None if by_string else last["stop_reason"],
+        )
+        svc = GenerateService(
+            ScriptedEngine(interleave(outputs), vocab_size=50000),
+            ModelRegistry(["smol"], root="smol"),
+            ServiceOptions(),
+            text=TokenizerText(vocabulary("smol").source),
+        )
+        request, _ = convert(GenerateRequest, record["request"] | {"stream": False})
+        got = to_builtins(await svc.full(await svc.prepare(request, RequestContext())))["choices"][0]
+        assert (got["text"], got["token_ids"]) == (text, ids), record["id"]
+        assert (got["finish_reason"], got["stop_reason"]) == (last["finish_reason"], last["stop_reason"]), record["id"]
+        if entries:
+            shown = [(e["token"], e["bytes"]) for e in got["logprobs"]["content"]]
+            assert shown == [(e["token"], e["bytes"]) for e in entries], record["id"]
