@@ -19,7 +19,7 @@ LENGTH = 32
 def render_fingerprint(tokenizer: Tokenizer, encoder: ChatEncoder | None = None) -> str:
     """Hash of the tokenizer's file, its special tokens, and the chat format. Reads the file: some 50 ms."""
     digest = hashlib.sha256()
-    _add(digest, [_tokenizer_bytes(tokenizer)])
+    _add(digest, [_tokenizer_digest(tokenizer)])
     special = tokenizer.special
     named = [f"{name}={token}" for name, token in sorted(special.named.items())]
     _add(digest, (text.encode() for text in [tokenizer.kind, *named, repr(sorted(special.ids))]))
@@ -28,11 +28,13 @@ def render_fingerprint(tokenizer: Tokenizer, encoder: ChatEncoder | None = None)
     return digest.hexdigest()[:LENGTH]
 
 
-def _tokenizer_bytes(tokenizer: Tokenizer) -> bytes:
-    file = tokenizer.folder / tokenizer.kind
-    if file.is_file():
-        return file.read_bytes()
-    return tokenizer.raw.to_str().encode() if tokenizer.raw is not None else b""
+def _tokenizer_digest(tokenizer: Tokenizer) -> bytes:
+    path = tokenizer.folder / tokenizer.kind
+    if path.is_file():
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").digest()
+    text = tokenizer.raw.to_str() if tokenizer.raw is not None else ""
+    return hashlib.sha256(text.encode()).digest()
 
 
 def _add(digest: hashlib._Hash, parts: Iterable[bytes]) -> None:

@@ -10,6 +10,7 @@ from tokenwire.derender.chat_parser import ParserSetup
 from tokenwire.derender.parser import Format, UnknownFormatError, find_format
 from tokenwire.derender.vocabulary import Vocabulary
 from tokenwire.engine.base import Engine
+from tokenwire.server.build_render import build_render
 from tokenwire.server.context import Server
 from tokenwire.server.metrics import Metrics
 from tokenwire.server.observers import LogObserver, MetricsObserver, Observers
@@ -62,6 +63,9 @@ def build_server(
     parser = None if tokenizer is None else _parser_setup(settings.chat, tokenizer)
     if tokenizer is not None:
         server.derender = _derender(settings, models, tokenizer, engine, parser)
+        overrides = sampling_names(model.override_generation_config)
+        server.render = build_render(settings, models, tokenizer, engine, parser, sampling_names=overrides)
+        server.render_fingerprint = server.render.fingerprint()
     observers: list[Observer] = [server.live]
     if not settings.logs.disable_log_stats:
         observers.append(MetricsObserver(metrics))
@@ -73,6 +77,7 @@ def build_server(
         observers.append(server.tracing)
     if engine is not None:
         options = service_options(settings, engine.info.default_sampling_params)
+        options = dataclasses.replace(options, render_fingerprint=server.render_fingerprint)
         server.generate = GenerateService(
             engine, models, options, text=_text_tools(settings, tokenizer, parser), observer=Observers(observers)
         )

@@ -17,6 +17,7 @@ from tokenwire.service.derender import DerenderService
 from tokenwire.service.fields import UnknownFields
 from tokenwire.service.generate import GenerateService
 from tokenwire.service.models import ModelRegistry
+from tokenwire.service.render import RenderService
 from tokenwire.settings import Settings
 
 if TYPE_CHECKING:
@@ -34,7 +35,8 @@ class Server:
     generate: GenerateService | None = None
     tokenizer: Tokenizer | None = None
     derender: DerenderService | None = None
-    """Set with a tokenizer."""
+    """Set with a tokenizer, as is `render`."""
+    render: RenderService | None = None
     log: LogObserver | None = None
     """Set when requests are logged."""
     tracing: TracingObserver | None = None

@@ -22,7 +22,7 @@ class AnswerReading:
     def __init__(
         self, parser: ParserSetup | None, tokenizer: Tokenizer, *, auto_tools: bool, format_has_calls: bool
     ) -> None:
-        """`auto_tools`: offer tools even if nobody reads calls. `format_has_calls`: the chat format says what they are."""
+        """`auto_tools`: offer tools even if nobody reads calls. `format_has_calls`: the chat format fixes them."""
         self._parser = parser
         self._tokenizer = tokenizer
         self._auto_tools = auto_tools

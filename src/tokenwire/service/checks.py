@@ -39,6 +39,16 @@ def check_cache_salt(salt: str | None) -> None:
         )
 
 
+def check_fingerprint(rendered_with: str | None, own: str | None) -> None:
+    """Ids of another vocabulary or template are refused, where both sides say which they use."""
+    if rendered_with is not None and own is not None and rendered_with != own:
+        raise InvalidRequestError(
+            f"render_fingerprint={rendered_with!r} is not this server's {own!r}: the prompt was rendered with another "
+            "tokenizer or chat template.",
+            param="render_fingerprint",
+        )
+
+
 def check_shape(request: GenerateRequest, sampling: SamplingParams) -> None:
     """Rules of the body that need no server: the counterpart of upstream's model validators."""
     check_cache_salt(request.cache_salt)

@@ -43,3 +43,5 @@ class ServiceOptions:
     """An operator's cap on a defaulted `max_tokens`."""
     reasoning_parser: str | None = None
     tool_parser: str | None = None
+    render_fingerprint: str | None = None
+    """Of this server's tokenizer and chat format; requests rendered with another are refused."""

@@ -19,7 +19,13 @@ from tokenwire.errors import (
     InvalidRequestError,
 )
 from tokenwire.service.admission import Admission
-from tokenwire.service.checks import check_encodable, check_features, check_prompt, check_shape
+from tokenwire.service.checks import (
+    check_encodable,
+    check_features,
+    check_fingerprint,
+    check_prompt,
+    check_shape,
+)
 from tokenwire.service.context import RequestContext, ServiceOptions
 from tokenwire.service.fields import UnknownFields
 from tokenwire.service.levels import Level, Shape, TextTools, TokensLevel
@@ -92,6 +98,7 @@ class Preparer:
         if unknown:
             self.fields.note(unknown, refused_prefix="parse_context." if request.output_mode == "derender" else None)
         self.models.check(request.model)
+        check_fingerprint(request.render_fingerprint, self.options.render_fingerprint)
         self.preflight(sampling.n)
         adapter = self.models.adapter_for(request.model, _modalities(request))
         info = self.engine.info

@@ -98,6 +98,7 @@ class LimitSettings:
     scheduling_policy: Literal["fcfs", "priority"] = option("fcfs", help="Order of waiting requests.")
     max_n_sequences: int = option(16384, minimum=1, help="Largest `n` of any request.")
     max_num_bad_words: int = option(128, minimum=0, help="Most `bad_words` of one request.")
+    max_stop_strings: int = option(4, minimum=0, help="Most `stop` strings of one chat or completion request.")
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
@@ -121,6 +122,23 @@ class ChatSettings:
     enable_auto_tool_choice: bool = option(False, help="Let the model decide to call tools; needs --tool-call-parser.")
     default_chat_template_kwargs: dict[str, Any] = option(
         {}, metavar="JSON", help="Variables of the chat template where a request has none."
+    )
+    tokenizer_mode: Literal["auto", "hf", "slow", "jinja", "harmony", "mistral", "deepseek_v32", "deepseek_v4"] = (
+        option("auto", help="Chat format; auto: the tokenizer's template, or the model's own format where it has none.")
+    )
+    chat_template: str | None = option(
+        metavar="FILE", help="Chat template (a file, or the text) in place of the tokenizer's."
+    )
+    chat_template_content_format: Literal["auto", "string", "openai"] = option(
+        "auto", help="Message content for the template: one string, or a list of parts; auto: read off the template."
+    )
+    exclude_tools_when_tool_choice_none: bool = option(
+        False, help='Leave tools out of the prompt when tool_choice is "none".'
+    )
+    trust_request_chat_template: bool = option(False, help="Let requests bring a chat template of their own.")
+    trust_request_mm_kwargs: bool = option(False, help="Let requests bring options of media loading and processing.")
+    system_start_date: str | None = option(
+        metavar="DATE", help="Date that chat formats with one print, as 2025-01-31. Default: today."
     )
 
 
