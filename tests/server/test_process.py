@@ -176,6 +176,11 @@ def test_it_listens_on_a_unix_socket_and_takes_over_a_stale_one(tmp_path):
                 assert client.post("/pause").status_code == 200  # a Unix socket is this machine
             process.popen.kill()
             process.wait()
+    with tokenwire("serve", "--engine", "null", "--uds", path) as process:
+        process.wait_ready()
+        process.signal()
+        process.wait()
+    assert not (tmp_path / "sock").exists()
 
 
 def test_settings_come_from_a_file_and_the_environment(tmp_path):

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from tokenwire.commands.engines import make_engine
 from tokenwire.commands.progress import LoadProgress
-from tokenwire.commands.tokenizers import load_tokenizer, wants_tokenizer
+from tokenwire.commands.tokenizers import load_tokenizer, tokenizer_folder, wants_tokenizer
 from tokenwire.engine.base import Engine
 from tokenwire.errors import TokenwireError
 from tokenwire.server.app import create_app
 from tokenwire.server.build import build_server, message_format
-from tokenwire.server.process import Gate, HttpProcess, address_of, bind, uvicorn_config
+from tokenwire.server.process import Gate, HttpProcess, address_of, bind, unbind, uvicorn_config
 from tokenwire.settings import Settings
 
 logger = logging.getLogger("tokenwire")
@@ -50,8 +50,11 @@ def run(settings: Settings, *, with_engine: bool, on_ready: OnReady) -> int:
         finally:
             await _close(engine, process)
 
-    with asyncio.Runner(loop_factory=process.config.get_loop_factory()) as runner:
-        return runner.run(main())
+    try:
+        with asyncio.Runner(loop_factory=process.config.get_loop_factory()) as runner:
+            return runner.run(main())
+    finally:
+        unbind(settings.network)
 
 
 async def _open(
@@ -62,7 +65,7 @@ async def _open(
     with progress.shown():
         folder = None
         if wants_tokenizer(model) and model.tokenizer is None:
-            folder = await asyncio.to_thread(_model_folder, model.model, progress)
+            folder = await asyncio.to_thread(_model_folder, model.model, progress, with_weights=engine is not None)
         tokenizer, _ = await asyncio.gather(load_tokenizer(model, folder), _start(engine))
     server = build_server(settings, engine, tokenizer=tokenizer, model_name=_default_name(settings))
     process.server = server
@@ -70,7 +73,9 @@ async def _open(
     return server.models.name
 
 
-def _model_folder(model: str | None, progress: LoadProgress) -> Path:
+def _model_folder(model: str | None, progress: LoadProgress, *, with_weights: bool) -> Path:
+    if not with_weights and model is not None:
+        return tokenizer_folder(model, progress)
     from tokenwire.engine.local.models import prepare_model
 
     return prepare_model(model, progress=progress)

@@ -25,6 +25,7 @@ from tokenwire.settings import LogSettings, NetworkSettings, SettingsError
 logger = logging.getLogger(__name__)
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+BACKLOG = 2048
 LAST_BYTES_S = 5
 """How long a client may take to read the end of its reply once its request is done."""
 
@@ -113,7 +114,7 @@ def uvicorn_config(app: ASGIApp, network: NetworkSettings, logs: LogSettings) ->
 
 
 def bind(network: NetworkSettings) -> socket.socket:
-    """The listening socket, taken before the model is loaded so that a taken port is known at once.
+    """The listening socket, open before the model is loaded: a taken port is known at once, and early callers wait.
 
     Raises `SettingsError` when the address cannot be had.
     """
@@ -126,6 +127,7 @@ def bind(network: NetworkSettings) -> socket.socket:
         listener = socket.socket(family, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
+        listener.listen(BACKLOG)
         return listener
     except OSError as exc:
         raise SettingsError(f"Cannot listen on {where}: {exc.strerror or exc}.") from exc
@@ -142,7 +144,14 @@ def _bind_unix(path: str) -> socket.socket:
         except OSError:
             pass
     listener.bind(path)
+    listener.listen(BACKLOG)
     return listener
+
+
+def unbind(network: NetworkSettings) -> None:
+    """A Unix socket's file does not go by itself."""
+    if network.uds is not None:
+        Path(network.uds).unlink(missing_ok=True)
 
 
 def address_of(listener: socket.socket, network: NetworkSettings) -> str:
