@@ -92,9 +92,8 @@ async def _attempt(job: Job, worker: Worker, number: int) -> None:
 
 async def _pump(job: Job, reply: Reply, reader: Reader) -> None:
     def sink(piece: bytes) -> None:
-        outputs = reader.piece(piece)
-        if outputs:
-            _take(job, outputs, reply)
+        for output in reader.piece(piece):
+            _take(job, [output], reply)
         if reader.has_enough:
             reply.close()
 

@@ -6,7 +6,7 @@ A dialect is pure: it makes calls and reads bytes. Sending, retrying and choosin
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
@@ -57,8 +57,8 @@ class Reader(Protocol):
     def whole(self, body: bytes) -> list[EngineOutput]:
         """The outputs of an answer that came in one piece."""
 
-    def piece(self, data: bytes) -> list[EngineOutput]:
-        """The outputs that this piece of a stream completes."""
+    def piece(self, data: bytes) -> Iterator[EngineOutput]:
+        """The outputs that this piece of a stream completes; those before an error come before it is raised."""
 
     def end(self) -> list[EngineOutput]:
         """The stream's body has ended; what was held back. Raises `GenerationError` if the end came too early."""

@@ -6,6 +6,7 @@ default samplers are switched off, so that the same parameters mean the same as 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import msgspec
@@ -175,12 +176,10 @@ class LlamaCppReader:
     def whole(self, body: bytes) -> list[EngineOutput]:
         return self._outputs(_decode(_ANSWER, body))
 
-    def piece(self, data: bytes) -> list[EngineOutput]:
-        outputs: list[EngineOutput] = []
+    def piece(self, data: bytes) -> Iterator[EngineOutput]:
         for payload in self._splitter.feed(data):
             if payload != b"[DONE]":
-                outputs += self._outputs(_decode(_ANSWER, payload))
-        return outputs
+                yield from self._outputs(_decode(_ANSWER, payload))
 
     def end(self) -> list[EngineOutput]:
         if not self._finished:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import msgspec
@@ -110,15 +111,13 @@ class ScaleOutReader:
         self._finish(outputs[-1], answer)
         return outputs
 
-    def piece(self, data: bytes) -> list[EngineOutput]:
-        outputs: list[EngineOutput] = []
+    def piece(self, data: bytes) -> Iterator[EngineOutput]:
         for payload in self._splitter.feed(data):
             if payload == self._done_mark:
                 self._done = True
-                outputs += self._release()
+                yield from self._release()
             elif not self._done:
-                outputs += self._event(self._answer(payload))
-        return outputs
+                yield from self._event(self._answer(payload))
 
     def end(self) -> list[EngineOutput]:
         if not self._done:

@@ -7,6 +7,7 @@ A stream repeats everything so far in each event, or gives news only, as the ser
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import msgspec
@@ -199,14 +200,12 @@ class SGLangReader:
     def whole(self, body: bytes) -> list[EngineOutput]:
         return self._outputs(_decode(_ANSWER, body))
 
-    def piece(self, data: bytes) -> list[EngineOutput]:
-        outputs: list[EngineOutput] = []
+    def piece(self, data: bytes) -> Iterator[EngineOutput]:
         for payload in self._splitter.feed(data):
             if payload == b"[DONE]":
                 self._done = True
             else:
-                outputs += self._outputs(_decode(_ANSWER, payload))
-        return outputs
+                yield from self._outputs(_decode(_ANSWER, payload))
 
     def end(self) -> list[EngineOutput]:
         if not self._done:
