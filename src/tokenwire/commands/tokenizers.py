@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,10 @@ from tokenwire.settings import ModelSettings, SettingsError
 
 if TYPE_CHECKING:
     from tokenwire.render.tokenizer import Tokenizer
+
+
+Progress = Callable[[str, float], None]
+"""Told what is being done, and the fraction done, 0..1."""
 
 
 def wants_tokenizer(model: ModelSettings) -> bool:
@@ -29,6 +34,30 @@ async def load_tokenizer(model: ModelSettings, folder: Path | None) -> Tokenizer
     path = folder if model.tokenizer is None else Path(model.tokenizer)
     assert path is not None
     return await asyncio.to_thread(_load, path)
+
+
+HUB_FILES = ["*.json", "*.jinja", "tokenizer*", "tekken*", "additional_chat_templates/*"]
+"""What rendering may need of a model on the hub: everything but weights."""
+
+
+def tokenizer_folder(model: str, progress: Progress) -> Path:
+    """Where the tokenizer of `model` lies, for a server without an engine: no weights, no config.json needed.
+
+    A folder or a tokenizer file is taken as it is; a hub name is downloaded without its weights. Blocks. Raises
+    `SettingsError`.
+    """
+    path = Path(model).expanduser()
+    if path.exists():
+        return path
+    if path.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1:
+        raise SettingsError(f"model={model!r} does not exist.")
+    from huggingface_hub import snapshot_download
+
+    progress(f"downloading the tokenizer of {model}", 0.0)
+    try:
+        return Path(snapshot_download(model, allow_patterns=HUB_FILES))
+    except Exception as exc:  # the hub client raises many kinds, for names and for networks alike
+        raise SettingsError(f"model={model!r} could not be fetched from the hub: {exc}") from exc
 
 
 def _load(path: Path) -> Tokenizer:
