@@ -133,6 +133,16 @@ async def test_the_prompt_in_the_reply_seeds_decoding_too() -> None:
     assert (await chat(service(source), body))["choices"][0]["message"]["content"] == " Hello"
 
 
+@pytest.mark.parametrize(("choice", "content"), [("auto", None), ("required", "")])
+async def test_content_that_is_not_there_is_empty_where_a_call_was_forced(choice: str, content: str | None) -> None:
+    svc = service(ByteTokens(["</think>", '<tool_call>{"name": "f", "arguments": {}}</tool_call>']), parser=QWEN)
+    body = {
+        "generate_response": reply({"token_ids": [0, 1]}),
+        "chat_request": {**CHAT, "tools": TOOLS, "tool_choice": choice},
+    }
+    assert (await chat(svc, body))["choices"][0]["message"]["content"] == content
+
+
 async def test_choices_of_several_replies_run_on() -> None:
     body = {
         "generate_responses": [reply({"token_ids": [0]}, {"token_ids": [1]}), reply({"token_ids": [0, 1]})],

@@ -7,7 +7,8 @@
 5. Derender: stream and whole give one message at every cut; role once; logprobs are never lost.
 6. finish_reason: "tool_calls" as the calls, the engine's reason and tool_choice say, streamed and whole.
 7. Hidden reasoning hides ids, logprobs and sampling mask, and nothing else.
-8. parse_context is needed where there is a parser, and must name a tool that exists.
+8. The split road, tokens and then derender, gives the same choice.
+9. parse_context is needed where there is a parser, and must name a tool that exists.
 """
 
 from __future__ import annotations
@@ -24,13 +25,17 @@ from tests.derender.sources import ByteTokens
 from tests.support.scripted_engine import ScriptedEngine, interleave, logprobs_of, sequence
 from tokenwire.derender.chat_parser import ParserSetup
 from tokenwire.derender.parser import find_format
+from tokenwire.derender.vocabulary import Vocabulary
 from tokenwire.engine.base import PromptOutput
 from tokenwire.errors import InvalidRequestError
 from tokenwire.service.context import RequestContext, ServiceOptions
+from tokenwire.service.derender import DerenderService, DerenderSetup
+from tokenwire.service.derender_input import DerenderLimits
 from tokenwire.service.generate import GenerateService
 from tokenwire.service.models import ModelRegistry
 from tokenwire.service.text import TokenizerText
 from tokenwire.wire import codec
+from tokenwire.wire.derender import DerenderChatRequest, DerenderChatStreamRequest, decode_chat
 from tokenwire.wire.generate import GenerateRequest
 
 Json = Any
@@ -141,6 +146,12 @@ async def test_a_stop_string_cuts_ids_text_and_logprobs_and_stops_the_engine(
     if mode == "derender":
         key = "delta" if stream else "message"
         assert "".join(chunk[key].get("content") or "" for chunk in chunks) == "Hello "
+
+
+async def test_ids_alone_do_not_wait_for_a_stop_string() -> None:
+    svc, _ = service(["He", "llo E", "N", "D!"])
+    chunks = await ask(svc, stream=True, sampling={"stop": ["END"]})
+    assert [chunk["token_ids"] for chunk in chunks] == [[0], [1], [2], [3]]
 
 
 async def test_a_held_token_comes_with_its_logprobs_and_sampling_mask() -> None:
@@ -401,7 +412,56 @@ async def test_hidden_reasoning_hides_what_would_tell_it(stream: bool) -> None:
         assert len(chunks) == 1, "a chunk that would say nothing is not sent"
 
 
-# --- 8. parse_context
+# --- 8. the split
+
+
+@pytest.mark.parametrize("stop", [None, ["there"], ["plan A"]])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_derendering_the_token_level_s_answer_gives_the_same_choice(stream: bool, stop: list[str] | None) -> None:
+    tokens, special = [*REASONED, "<eos>"], [0, 3, 6, 10, 11]
+    end = {"finish_reason": "stop", "stop_reason": None}
+    sampling = {"stop": stop, "logprobs": 1}
+    svc, _ = service(tokens, special=special, parser=QWEN, **end)
+    coupled = await ask(svc, stream=False, output_mode="derender", parse_context=CONTEXT, sampling=sampling)
+    svc, _ = service(tokens, special=special, parser=QWEN, **end)
+    given = await ask(svc, stream=stream, sampling=sampling)
+    split = DerenderService(
+        DerenderSetup(
+            models=ModelRegistry(["m"], root="m"),
+            vocabulary=Vocabulary(ByteTokens(tokens, special)),
+            limits=DerenderLimits(max_model_len=400),
+            eos_token_ids=frozenset({11}),
+            parser=QWEN,
+        )
+    )
+    chat = {"messages": [], "tools": TOOLS, "stop": stop, "logprobs": True, "top_logprobs": 1, "return_token_ids": True}
+    shared = {"chat_request": chat, "prompt_token_ids": [0]}
+    if not stream:
+        request, _ = decode_chat(msgspec.json.encode({**shared, "generate_response": {"choices": [given]}}))
+        assert isinstance(request, DerenderChatRequest)
+        choice = msgspec.json.decode(codec.encode(await split.chat(request)))["choices"][0]
+        message, chunks = whole_message(choice), [choice]
+    else:
+        state, chunks = None, []
+        for choice in given:
+            body = {**shared, "stream": True, "generate_chunk": {"choices": [choice]}, "stream_state": state}
+            request, _ = decode_chat(msgspec.json.encode(body))
+            assert isinstance(request, DerenderChatStreamRequest)
+            answer = msgspec.json.decode(codec.encode(await split.chat_stream(request)))
+            state, chunks = answer["stream_state"], chunks + answer["chunk"]["choices"]
+        for chunk in chunks:
+            for call in chunk["delta"].get("tool_calls", ()):
+                call["function"].setdefault("arguments", "")
+        message = message_of(chunks)
+    assert message == whole_message(coupled)
+    assert [i for chunk in chunks for i in chunk["token_ids"]] == coupled["token_ids"]
+    entries = [e for chunk in chunks if chunk["logprobs"] for e in chunk["logprobs"]["content"]]
+    assert entries == coupled["logprobs"]["content"]
+    assert chunks[-1]["finish_reason"] == coupled["finish_reason"]
+    assert chunks[-1]["stop_reason"] == coupled["stop_reason"]
+
+
+# --- 9. parse_context
 
 
 async def test_a_parser_needs_a_parse_context() -> None:

@@ -192,7 +192,7 @@ class IncrementalDetokenizer:
         """Two added tokens in a row without the space that the decoder joins them by, if the request says so."""
         if self._options.skip_special_tokens or self._options.spaces_between_special_tokens:
             return text
-        added = token_id in self._vocab.source.special_ids
+        added = token_id in self._vocab.added_ids
         bare = added and self._last_added
         self._last_added = added
         return (self._vocab.source.id_to_piece(token_id) or "") if bare else text

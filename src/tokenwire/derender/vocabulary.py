@@ -72,6 +72,7 @@ class Vocabulary:
         self.strips_spaces = sum(int(step["start"]) for step in steps if step["type"] == "Strip")
         """So many leading spaces of a text are dropped."""
         special = frozenset(source.special_ids)
+        self.added_ids: Collection[int] = special if source.raw is None else source.raw.get_added_tokens_decoder()
         never_shown = _never_shown(source, special)
         self.shown = PieceTable(self, never_shown)
         """Special tokens kept."""

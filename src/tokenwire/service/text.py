@@ -40,7 +40,8 @@ class TokenizerText:
             spaces_between_special_tokens=sampling.spaces_between_special_tokens,
         )
         include = sampling.include_stop_str_in_output
-        rules = StopRules(tuple(sampling.stop_strings), sampling.min_tokens, include)
+        # Nothing needs to wait where no text is shown: the ids of a stop string belong to the answer.
+        rules = StopRules(tuple(sampling.stop_strings), sampling.min_tokens, include or mode == "tokens")
         sequence = SequenceText(self.vocabulary, prompt_token_ids, options, rules)
         return HoldingTextStage(sequence, include_stop=include)
 
