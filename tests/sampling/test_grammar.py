@@ -297,7 +297,12 @@ BROKEN: list[tuple[dict[str, Any], str]] = [
     ({"json": {"type": "integer", "minimum": 5, "maximum": 3}}, "greater than maximum"),
     ({"grammar": "root ::= ("}, "Expected"),
     ({"grammar": "start: /[/"}, "unclosed character class"),
-    ({"grammar": "root ::= nothing"}, "."),
+    ({"grammar": "root ::= nothing"}, "nothing"),
+    ({"grammar": "root ::= root"}, "cannot be met by any text"),
+    ({"grammar": "start: start"}, "cannot be met by any text"),
+    ({"json": {"$ref": "#"}}, "cannot be met by any text"),
+    ({"choice": ["\ud800"]}, "."),
+    ({"json": {"enum": []}}, "Unsatisfiable"),
     ({"structural_tag": {"type": "nope"}}, "Invalid structural tag"),
     ({"structural_tag": "nope"}, "structural_tag"),
     (

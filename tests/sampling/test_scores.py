@@ -140,6 +140,16 @@ def test_a_temperature_row_without_other_wishes_is_scored_before_the_temperature
         np.testing.assert_allclose(logprobs.logprobs[0], row[logprobs.token_ids[0]], rtol=1e-5, atol=1e-5)
 
 
+def test_logits_may_be_a_slice_of_something_wider() -> None:
+    wide = torch.randn(4, 6500, generator=torch.Generator().manual_seed(1))
+    params = [SamplingParams(temperature=0, logprobs=3), SamplingParams(top_k=5, seed=1), SamplingParams(seed=2)]
+    samplers = [SequenceSampler(p, [], vocab_size=6400) for p in params]
+    sliced, copied = sample(wide[:3, :6400], samplers), sample(wide[:3, :6400].clone(), samplers)
+    assert sliced.token_ids.tolist() == copied.token_ids.tolist()
+    whole = score_prompt(wide[:, :6400].contiguous(), [1, 2, 3, 4], 2)
+    assert score_prompt(wide[:, :6400], [1, 2, 3, 4], 2).token_ids.tolist() == whole.token_ids.tolist()
+
+
 def test_half_precision_logits_are_scored_in_float32() -> None:
     logits = torch.randn(1, 500, generator=torch.Generator().manual_seed(1)).bfloat16()
     logprobs = one(logits, SamplingParams(temperature=0, logprobs=0))

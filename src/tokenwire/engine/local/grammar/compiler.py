@@ -14,10 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
+
 from tokenwire.engine.local.grammar.llguidance_backend import LlguidanceBackend
-from tokenwire.engine.local.grammar.matcher import Automaton, GrammarMatcher
+from tokenwire.engine.local.grammar.matcher import Automaton, GrammarMatcher, clear_bits
 from tokenwire.engine.local.grammar.pool import CompilePool
-from tokenwire.engine.local.grammar.source import GrammarSource, read_source
+from tokenwire.engine.local.grammar.source import GrammarSource, invalid, read_source
 from tokenwire.engine.local.grammar.vocabulary import Vocabulary
 from tokenwire.engine.local.grammar.xgrammar_backend import XgrammarBackend
 from tokenwire.wire.sampling import StructuredOutputs
@@ -68,9 +70,9 @@ class GrammarCompiler:
         timeout_s: float = 10.0,
         cache_bytes: int = 512 << 20,
     ) -> None:
-        vocabulary = Vocabulary(tokenizer, vocab_size, tuple(eos_token_ids))
-        self._xgrammar = XgrammarBackend(vocabulary, threads=1)
-        self._llguidance = LlguidanceBackend(vocabulary)
+        self._vocabulary = Vocabulary(tokenizer, vocab_size, tuple(eos_token_ids))
+        self._xgrammar = XgrammarBackend(self._vocabulary, threads=1)
+        self._llguidance = LlguidanceBackend(self._vocabulary)
         self._options = {
             "compact": compact_json,
             "closed_objects": closed_objects,
@@ -102,7 +104,19 @@ class GrammarCompiler:
         self._pool.close()
 
     def _compile(self, source: GrammarSource) -> CompiledGrammar:
-        return CompiledGrammar(source, self._xgrammar.compile(source) or self._llguidance.compile(source))
+        grammar = self._xgrammar.compile(source) or self._llguidance.compile(source)
+        self._refuse_dead_end(source, grammar)
+        return CompiledGrammar(source, grammar)
+
+    def _refuse_dead_end(self, source: GrammarSource, grammar: BackendGrammar) -> None:
+        """Some impossible constraints compile, and show only in a first mask that leads nowhere."""
+        words = np.zeros((self._vocabulary.vocab_size + 31) // 32, dtype=np.int32)
+        if not grammar.automaton(self._vocabulary.eos_token_ids).fill(words):
+            return
+        if source.is_json:  # the empty text is no JSON, so the first token cannot be a stop id
+            clear_bits(words, self._vocabulary.eos_token_ids)
+        if not words.any():
+            raise invalid(f"structured_outputs.{source.kind} cannot be met by any text.")
 
 
 class _Cache:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -110,7 +110,15 @@ class GrammarMatcher:
             self._opened_at = None
 
 
-def set_bits(words: NDArray[np.int32], ids: frozenset[int]) -> None:
+def clear_bits(words: NDArray[np.int32], ids: Iterable[int]) -> None:
+    """Forbid `ids` in a mask."""
+    bits = words.view(np.uint32)
+    for token_id in ids:
+        if 0 <= token_id < len(words) * 32:
+            bits[token_id >> 5] &= ~np.uint32(1 << (token_id & 31))
+
+
+def set_bits(words: NDArray[np.int32], ids: Iterable[int]) -> None:
     """Allow `ids` in a mask; ids past its end are left out."""
     bits = words.view(np.uint32)
     for token_id in ids:

@@ -28,7 +28,9 @@ def score_prompt(
     parts = []
     for start in range(0, len(ids), _CHUNK):
         chunk = ids[start : start + _CHUNK]
-        parts += score(logits[start : start + _CHUNK].float(), chunk, [ask] * len(chunk), as_logits=as_logits)
+        parts += score(
+            logits[start : start + _CHUNK].float().contiguous(), chunk, [ask] * len(chunk), as_logits=as_logits
+        )
     if not parts:
         return Logprobs(np.empty((0, 1), np.int32), np.empty((0, 1), np.float32), np.empty(0, np.int32))
     return Logprobs.concat(parts)

@@ -43,10 +43,10 @@ def sample(
 ) -> SampleOutput:
     """Choose the next token of every row of `logits` [B, V].
 
-    `logits` may be changed in place where a row is constrained or adjusted; other dtypes than float32 are copied.
+    `logits` may be changed in place where a row is constrained or adjusted; float32 without gaps is not copied.
     Nothing is appended to the samplers: the caller appends what it accepts.
     """
-    logits = logits if logits.dtype == torch.float32 else logits.float()
+    logits = logits.to(torch.float32).contiguous()
     if all(sampler.is_plain_greedy for sampler in samplers):
         return _bare(argmax(logits))
     constrained = [(i, s.grammar) for i, s in enumerate(samplers) if s.grammar is not None]
