@@ -11,7 +11,7 @@ PROMPTS = ["The sea is", "The desert is", "The moon is"]
 async def tell(client: AsyncClient, number: int, text: str) -> None:
     prompt = (await client.tokenize(text)).tokens
     stream = client.generate_stream(
-        prompt, {"max_tokens": 12}, output_mode="text", stream_options={"include_usage": True}
+        prompt, {"max_tokens": 12, "temperature": 0.0}, output_mode="text", stream_options={"include_usage": True}
     )
     async with stream:  # leaving it early would stop the server's work too
         async for chunk in stream:

@@ -1,18 +1,17 @@
-"""The examples run as they stand: each against the scripted server, in a process of its own.
-
-With TOKENWIRE_URL set they run against that server too (a full one: tokenizer, tool parser, engine).
-"""
+"""The examples run as they stand, each in a process of its own: on the scripted server, and on a model."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.client.scripted_app import END, ToyServer
+from tests.support.process import tokenwire
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SHOWN = {
@@ -50,8 +49,18 @@ def test_an_example_runs_on_the_scripted_server(name: str, base_url: str, toy: T
     assert SHOWN[name] in run_example(name, base_url)
 
 
-if "TOKENWIRE_URL" in os.environ:
+@pytest.fixture(scope="module")
+def model_server() -> Iterator[str]:
+    """A full server: `tokenwire serve` with its default model."""
+    tools = ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
+    with tokenwire("serve", "--port", "0", *tools) as process:
+        process.wait_ready()
+        yield process.address
 
-    @pytest.mark.parametrize("name", sorted(SHOWN))
-    def test_an_example_runs_on_the_given_server(name: str) -> None:
-        assert run_example(name, os.environ["TOKENWIRE_URL"])
+
+@pytest.mark.model
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", sorted(SHOWN))
+def test_an_example_runs_on_a_model(name: str, model_server: str) -> None:
+    assert run_example(name, model_server)

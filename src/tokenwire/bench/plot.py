@@ -94,7 +94,7 @@ def _finish(axis: Any, levels: Sequence[LevelSummary], title: str, unit: str) ->
     axis.spines[["top", "right"]].set_visible(False)
     if len(levels) == 1:
         axis.set_xticklabels([text.get_label() for text in axis.containers])
-        axis.set_xlabel(f"{levels[0].concurrency} requests at once")
+        axis.set_xlabel(f"requests at once: {levels[0].concurrency}")
         axis.margins(y=0.15)
         return
     ticks = sorted({level.concurrency for level in levels})
