@@ -37,6 +37,8 @@ def test_repetition_equals_a_comparison_of_slices(tokens: list[int], low: int, h
 
     rule = RepetitionDetection(max_pattern_size=high, min_pattern_size=low, min_count=count)
     assert has_repetition(tokens, rule) == plain()
+    prompt = tokens[-6:] * 2
+    assert has_repetition(prompt + tokens, rule, start=len(prompt)) == plain(), "the prompt does not count"
 
 
 def letters(text: str) -> list[int]:
