@@ -30,7 +30,7 @@ class BestLists:
 
 def take_rows(values: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
     """Some rows of [B, V] in rising order; no copy if they are all rows."""
-    return values if len(rows) == len(values) else values[torch.tensor(rows, device=values.device)]
+    return values if len(rows) == len(values) else values[torch.tensor(rows, dtype=torch.int64, device=values.device)]
 
 
 def best_lists(values: torch.Tensor, size: int) -> BestLists:

@@ -21,20 +21,24 @@ def softmax_chunks(
 
     Each tensor is overwritten by the next one. A row without a finite largest value gives NaN.
     """
-    buffer = torch.empty(min(_ROWS, len(rows)), logits.shape[1], device=logits.device)
+    buffer, scratch = torch.empty(2, min(_ROWS, len(rows)), logits.shape[1], device=logits.device)
     every = len(rows) == len(logits)
     for start in range(0, len(rows), _ROWS):
         part = slice(start, min(start + _ROWS, len(rows)))
         values = logits[part] if every else logits[torch.tensor(rows[part], device=logits.device)]
         probs = buffer[: len(values)]
         if temperatures is not None and any(t != 1.0 for t in temperatures[part]):
-            values = over_temperature(values, temperatures[part])
+            values = torch.div(values, _column(temperatures[part], logits.device), out=scratch[: len(values)])
         yield part, torch.softmax(values, -1, out=probs)
 
 
 def over_temperature(values: torch.Tensor, temperatures: Sequence[float]) -> torch.Tensor:
     """Each row of [R, V] divided by its temperature, as a new tensor."""
-    return values / torch.tensor(temperatures, dtype=torch.float32, device=values.device)[:, None]
+    return values / _column(temperatures, values.device)
+
+
+def _column(temperatures: Sequence[float], device: torch.device) -> torch.Tensor:
+    return torch.tensor(temperatures, dtype=torch.float32, device=device)[:, None]
 
 
 def log_peaks(
