@@ -89,6 +89,13 @@ class SequenceText:
         return self._with_stops(self._matcher, texts, finished)
 
     def _with_stops(self, matcher: StopMatcher, texts: list[str], finished: bool) -> Released:
+        if not self._held and matcher.passes(texts):
+            # The usual case: nothing waits, and no stop string begins here.
+            self.num_tokens += len(texts)
+            text = "".join(texts)
+            if text:
+                self._covered = self.num_tokens if texts[-1] else self.num_tokens - _trailing_empty(texts)
+            return Released(text, len(texts), len(texts))
         for position, text in enumerate(texts):
             if match := matcher.push(text):
                 return self._stopped(matcher, match, text, position + 1)
@@ -96,10 +103,10 @@ class SequenceText:
             self._held.append(len(text))
             self.num_tokens += 1
         if finished:
-            matcher.tail = ""
+            matcher.clear()
         if finished or matcher.rules.include_in_output:
             return self._release(len(texts), len(self._held), len(self._unsent))
-        count, chars = self._free(len(matcher.tail))
+        count, chars = self._free(matcher.num_waiting)
         return self._release(len(texts), count, chars)
 
     def _free(self, waiting: int) -> tuple[int, int]:
@@ -121,7 +128,8 @@ class SequenceText:
         self._held.append(len(text))
         count = before + _tokens_until(self._held, end) if end else self._covered
         released = self._release(num_kept, len(self._held), end)
-        self._unsent = matcher.tail = ""
+        self._unsent = ""
+        matcher.clear()
         return released._replace(stop_string=match.string, text_token_count=count)
 
     def _release(self, num_kept: int, count: int, chars: int) -> Released:
@@ -163,6 +171,10 @@ class SequenceText:
         sequence._covered = state.covered
         sequence.num_tokens = state.num_tokens
         return sequence
+
+
+def _trailing_empty(texts: Sequence[str]) -> int:
+    return next((count for count, text in enumerate(reversed(texts)) if text), len(texts))
 
 
 def _tokens_until(lengths: Sequence[int], chars: int) -> int:
