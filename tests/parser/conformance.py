@@ -40,9 +40,16 @@ def full_file() -> Path | None:
 
 
 def read(path: Path) -> Iterator[Record]:
+    """Records of the whole set, or of the small copy in `tests/data`, in the whole set's shape."""
+    tools = json.loads((DATA / "tools.json").read_text(encoding="utf-8"))
     with path.open(encoding="utf-8") as lines:
         for line in lines:
-            yield json.loads(line)
+            record = json.loads(line)
+            if "answers" in record:
+                record.update(zip(VIEWS, (record["answers"][index] for index in record["views"]), strict=True))
+                record["text"] = "".join(record["token_texts"])
+                record["request"]["tools"] = tools.get(record["request"].get("tools"), [])
+            yield record
 
 
 def options_of(record: Record) -> ParserOptions:

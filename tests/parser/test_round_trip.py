@@ -52,20 +52,21 @@ PAIRS: list[tuple[str | None, str | None]] = [
 ]
 
 words = st.text(alphabet="ab é😀\n'\"\\{}[],:<|>", min_size=0, max_size=12)
-arguments = st.fixed_dictionaries(
-    {}, optional={"city": words, "days": st.integers(-9, 9999), "exact": st.booleans()}
-)
-calls = st.lists(
-    st.one_of(st.tuples(st.just("get_weather"), arguments), st.just(("ping", {}))), min_size=0, max_size=3
-)
+arguments = st.fixed_dictionaries({}, optional={"city": words, "days": st.integers(-9, 9999), "exact": st.booleans()})
+calls = st.lists(st.one_of(st.tuples(st.just("get_weather"), arguments), st.just(("ping", {}))), min_size=0, max_size=3)
 
 
 def options(**changes: object) -> ParserOptions:
-    settings_: dict[str, object] = {"tools": TOOLS, "chat_template_kwargs": {"thinking": True, "reasoning_effort": "high"}}
+    settings_: dict[str, object] = {
+        "tools": TOOLS,
+        "chat_template_kwargs": {"thinking": True, "reasoning_effort": "high"},
+    }
     return ParserOptions(**{**settings_, **changes})  # type: ignore[arg-type]
 
 
-def parse(format: Format, pieces: list[str], finish: str = "stop", *, carry: bool = False, **changes: object) -> Message:
+def parse(
+    format: Format, pieces: list[str], finish: str = "stop", *, carry: bool = False, **changes: object
+) -> Message:
     parser = MessageParser(format, options(**changes))
     deltas = []
     for piece in pieces:
@@ -116,7 +117,27 @@ def test_a_written_message_comes_back(
 
 def _vocabulary(format: Format) -> list[str]:
     """Every string of a format's data, and what else outputs are made of."""
-    found = {"{", "}", "[", "]", '"', ":", ",", " ", "\n", "\\", "'", "(", ")", "=", "x", "é😀", "get_weather", "1", "null"}
+    found = {
+        "{",
+        "}",
+        "[",
+        "]",
+        '"',
+        ":",
+        ",",
+        " ",
+        "\n",
+        "\\",
+        "'",
+        "(",
+        ")",
+        "=",
+        "x",
+        "é😀",
+        "get_weather",
+        "1",
+        "null",
+    }
     found |= {'"name": "get_weather"', '"arguments": {', '"parameters": ', "</s>", "city", ">", "<", "```", "call:"}
 
     def collect(item: object) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tokenwire.derender.parser.detect import Detected, detect_format
 from tokenwire.derender.parser.format import Format, ReasoningFormat, ToolFormat
 from tokenwire.derender.parser.formats import (
     UnknownFormatError,
@@ -22,6 +23,7 @@ from tokenwire.derender.parser.options import ParserOptions, ReasoningState
 from tokenwire.derender.parser.reasoning import reasoning_state_of_prompt
 
 __all__ = [
+    "Detected",
     "Format",
     "Message",
     "MessageBuilder",
@@ -35,6 +37,7 @@ __all__ = [
     "ToolFormat",
     "UnknownFormatError",
     "assemble",
+    "detect_format",
     "find_format",
     "known_reasoning_parsers",
     "known_tool_parsers",

@@ -89,7 +89,7 @@ class Emitter:
         """White space still held is content unless it stands beside calls."""
         s = self._s
         if s.kept_reasoning:
-            self.out.content, s.kept_reasoning = s.kept_reasoning, ""
+            self.out.content, s.kept_reasoning, s.content_space = s.kept_reasoning, "", ""
         if s.content_space and not s.calls and not self.drops_content:
             self.out.content = (self.out.content or "") + s.content_space
         s.content_space = s.reasoning_space = ""

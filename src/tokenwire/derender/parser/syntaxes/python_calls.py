@@ -6,14 +6,13 @@ other values are held until they end and read as literals.
 
 from __future__ import annotations
 
-import ast
 import re
-from typing import Any
 
 from tokenwire.derender.parser.format import PythonCalls
 from tokenwire.derender.parser.lexicon import Lexicon
 from tokenwire.derender.parser.state import Mode
 from tokenwire.derender.parser.syntaxes.base import WAIT, Machine, skip_space
+from tokenwire.derender.parser.syntaxes.python_literal import literal, read_escape
 from tokenwire.derender.parser.values import dumps, escape
 
 # Phases in SECTION.
@@ -22,8 +21,6 @@ BETWEEN, AFTER_LIST, BROKEN = range(3)
 KEYWORD, VALUE, STRING, OTHER, COMMA = range(5)
 _NAME = re.compile(r"[A-Za-z_][\w.]*")
 _OTHER_END = re.compile(r"""['"()\[\]{},\\]""")
-_WORDS = {"true": True, "false": False, "null": None}
-_ESCAPE_SIZES = {"x": 4, "u": 6, "U": 10}
 
 
 class PythonSyntax:
@@ -244,27 +241,11 @@ class PythonSyntax:
     @staticmethod
     def _escape(m: Machine, text: str, pos: int) -> int:
         """One escape sequence; one that Python does not know is text."""
-        if len(text) - pos < 2:
-            if not m.final:
-                return WAIT
-            return len(text)
-        kind = text[pos + 1]
-        size = 4 if kind in "01234567" else _ESCAPE_SIZES.get(kind, 2)
-        if len(text) - pos < size and not m.final:
+        found = read_escape(text, pos, final=m.final)
+        if found is None:
             return WAIT
-        if kind in "01234567":
-            digits = re.match(r"[0-7]{1,3}", text[pos + 1 : pos + 4])
-            size = 1 + (digits.end() if digits else 1)
-        sequence = text[pos : pos + size]
-        try:
-            if kind in "xuU01234567":
-                value = chr(int(sequence[2:], 16)) if kind in "xuU" else chr(int(sequence[1:], 8))
-            else:
-                value = _SIMPLE.get(kind, sequence)
-        except (ValueError, OverflowError):
-            value, size = sequence[:2], 2
-        m.emit.arguments(escape(value))
-        return pos + size
+        m.emit.arguments(escape(found.text))
+        return pos + found.size
 
     @staticmethod
     def _quote(m: Machine, text: str, pos: int) -> int:
@@ -337,47 +318,3 @@ class PythonSyntax:
         elif not s.committed:
             m.emit.keep(rest)
             m.emit.reject(at_end=True)
-
-
-_SIMPLE = {
-    "n": "\n",
-    "t": "\t",
-    "r": "\r",
-    "'": "'",
-    '"': '"',
-    "\\": "\\",
-    "b": "\b",
-    "f": "\f",
-    "a": "\a",
-    "v": "\v",
-    "\n": "",
-}
-
-
-def literal(text: str) -> Any:
-    """A Python literal, or one with JSON's words for true, false and null."""
-    return _plain(ast.parse(text, mode="eval").body)
-
-
-def _plain(node: ast.expr) -> Any:
-    match node:
-        case ast.Constant(value=value) if value is None or isinstance(value, str | int | float | bool):
-            return value
-        case ast.Name(id=word) if word in _WORDS:
-            return _WORDS[word]
-        case ast.List(elts=items) | ast.Tuple(elts=items) | ast.Set(elts=items):
-            return [_plain(item) for item in items]
-        case ast.Dict(keys=keys, values=values):
-            return {_key(key): _plain(value) for key, value in zip(keys, values, strict=True)}
-        case ast.UnaryOp(op=ast.USub() | ast.UAdd() as sign, operand=ast.Constant(value=int() | float() as number)):
-            return -number if isinstance(sign, ast.USub) else number
-    raise ValueError("not a literal")
-
-
-def _key(node: ast.expr | None) -> Any:
-    if node is None:
-        raise ValueError("not a literal")
-    key = _plain(node)
-    if not isinstance(key, str | int | float | bool | None):
-        raise ValueError("not a key")
-    return key

@@ -6,12 +6,11 @@ being written; every other value is held until it ends.
 
 from __future__ import annotations
 
-from typing import Any
-
 from tokenwire.derender.parser.format import TaggedCalls
 from tokenwire.derender.parser.lexicon import Lexicon
 from tokenwire.derender.parser.state import Mode
-from tokenwire.derender.parser.syntaxes.base import SPACE, WAIT, Machine, skip_space
+from tokenwire.derender.parser.syntaxes.base import WAIT, Machine, skip_space
+from tokenwire.derender.parser.syntaxes.tagged_values import may_be_json, read_value
 from tokenwire.derender.parser.values import dumps, escape, is_text, json_or_text, typed
 
 # Phases in ARGUMENTS: before a key, in a key, before a value, in quoted text, in another value, after the braces.
@@ -162,7 +161,7 @@ class TaggedSyntax:
             m.emit.arguments(escape(piece))
         else:
             s.hold += piece
-            if self._data.quoted_only and found.marker is None and not _may_be_json(s.hold):
+            if self._data.quoted_only and found.marker is None and not may_be_json(s.hold):
                 held, s.hold, s.text_value = s.hold, "", True
                 m.emit.arguments(self._member(m) + '"' + escape(held))
         if found.marker is None:
@@ -215,8 +214,8 @@ class TaggedSyntax:
         text = s.hold.strip()
         if not self._data.quoted_only and (text or s.stack):
             schema = m.emit.tools.schema(s.name, s.key)
-            value, _ = _Nested(text, self._data.quote).value(0)
-            m.emit.arguments(self._member(m) + dumps(_shaped(value, schema)))
+            value = read_value(text, self._data.quote, schema)
+            m.emit.arguments(self._member(m) + dumps(value))
         s.phase, s.hold, s.key, s.stack, s.in_string = KEY, "", "", "", False
 
     def finish(self, m: Machine, rest: str) -> None:
@@ -243,88 +242,3 @@ class TaggedSyntax:
             s.hold += rest
             self._end_other(m)
         m.emit.arguments("}" if s.depth else "{}")
-
-
-def _may_be_json(text: str) -> bool:
-    """Whether text that goes on may yet be a JSON value."""
-    text = text.lstrip()
-    return not text or text[0] in '{["-0123456789' or any(word.startswith(text) for word in ("true", "false", "null"))
-
-
-class _Nested:
-    """Reads one complete (or cut off) value of a call's text; bare words stay strings until a schema types them."""
-
-    __slots__ = ("_quote", "_text")
-
-    def __init__(self, text: str, quote: str) -> None:
-        self._text = text
-        self._quote = quote
-
-    def value(self, pos: int, depth: int = 0) -> tuple[Any, int]:
-        text = self._text
-        if text.startswith(self._quote, pos):
-            return self._quoted(pos)
-        if depth < 100 and text.startswith("{", pos):
-            return self._object(pos + 1, depth + 1)
-        if depth < 100 and text.startswith("[", pos):
-            return self._array(pos + 1, depth + 1)
-        end = pos
-        while end < len(text) and text[end] not in ",}]":
-            end += 1
-        return text[pos:end].strip(), end
-
-    def _quoted(self, pos: int) -> tuple[str, int]:
-        start = pos + len(self._quote)
-        end = self._text.find(self._quote, start)
-        if end < 0:
-            return self._text[start:], len(self._text)
-        return self._text[start:end], end + len(self._quote)
-
-    def _object(self, pos: int, depth: int) -> tuple[dict[str, Any], int]:
-        found: dict[str, Any] = {}
-        text = self._text
-        while True:
-            while pos < len(text) and text[pos] in SPACE + ",":
-                pos += 1
-            if pos >= len(text) or text[pos] == "}":
-                return found, pos + 1
-            if text.startswith(self._quote, pos):
-                key, pos = self._quoted(pos)
-            else:
-                end = pos
-                while end < len(text) and text[end] not in ":}":
-                    end += 1
-                key, pos = text[pos:end].strip(), end
-            if not text.startswith(":", pos):
-                if pos >= len(text) or text[pos] == "}":
-                    continue
-                pos += 1
-                continue
-            found[key], pos = self.value(skip_space(text, pos + 1), depth)
-
-    def _array(self, pos: int, depth: int) -> tuple[list[Any], int]:
-        found: list[Any] = []
-        text = self._text
-        while True:
-            while pos < len(text) and text[pos] in SPACE + ",":
-                pos += 1
-            if pos >= len(text) or text[pos] == "]":
-                return found, pos + 1
-            value, end = self.value(pos, depth)
-            if end == pos:
-                pos += 1
-                continue
-            found.append(value)
-            pos = end
-
-
-def _shaped(value: Any, schema: Any) -> Any:
-    """A value whose words are still strings, typed by the schema as far as it goes."""
-    if isinstance(value, str):
-        return value if schema is None else typed(value, schema)
-    if isinstance(value, dict):
-        known = schema.get("properties") if isinstance(schema, dict) else None
-        known = known if isinstance(known, dict) else {}
-        return {key: _shaped(item, known.get(key)) for key, item in value.items()}
-    items = schema.get("items") if isinstance(schema, dict) else None
-    return [_shaped(item, items if isinstance(items, dict) else None) for item in value]

@@ -152,8 +152,10 @@ class XmlSyntax:
     def _parameter_head(self, m: Machine, text: str, pos: int) -> int:
         s, data = m.s, self._data
         match = self._head.match(text, pos, pos + _LONGEST_HEAD)
+        found = self._out.find(text, pos + len(data.parameter), final=m.final)
+        if match is not None and found.start < match.end():
+            match = None
         if match is None:
-            found = self._out.find(text, pos + len(data.parameter), final=m.final)
             if found.marker is not None or len(text) - pos >= _LONGEST_HEAD or m.final:
                 s.phase = OUT
                 return found.start if found.marker is not None else min(len(text), pos + len(data.parameter))
