@@ -22,7 +22,8 @@ def render_fingerprint(tokenizer: Tokenizer, encoder: ChatEncoder | None = None)
     _add(digest, [_tokenizer_digest(tokenizer)])
     special = tokenizer.special
     named = [f"{name}={token}" for name, token in sorted(special.named.items())]
-    _add(digest, (text.encode() for text in [tokenizer.kind, *named, repr(sorted(special.ids))]))
+    added = [f"{i}={tokenizer.id_to_piece(i)}" for i in sorted(special.added_ids)]
+    _add(digest, (text.encode() for text in [tokenizer.kind, *named, *added, repr(sorted(special.ids))]))
     if encoder is not None:
         _add(digest, (part.encode() for part in encoder.fingerprint_parts()))
     return digest.hexdigest()[:LENGTH]

@@ -108,8 +108,6 @@ def _default(schema: Schema) -> str:
     value = schema["default"]
     if isinstance(value, str):
         return f"default: {value}" if _enum(schema) else f'default: "{value}"'
-    if isinstance(value, int) and not -(2**63) <= value < 2**64:
-        value = float(value)  # the reference holds JSON integers in 64 bits
     return f"default: {json.dumps(value, ensure_ascii=False, separators=(',', ':'))}"
 
 
