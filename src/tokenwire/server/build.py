@@ -64,7 +64,7 @@ def build_server(
     if tokenizer is not None:
         server.derender = _derender(settings, models, tokenizer, engine, parser)
         overrides = sampling_names(model.override_generation_config)
-        server.render = build_render(settings, models, tokenizer, engine, parser, sampling_names=overrides)
+        server.render = build_render(settings, models, tokenizer, engine, parser, sampling_overrides=overrides)
         server.render_fingerprint = server.render.fingerprint()
     observers: list[Observer] = [server.live]
     if not settings.logs.disable_log_stats:

@@ -30,9 +30,9 @@ def build_render(
     engine: Engine | None,
     parser: ParserSetup | None,
     *,
-    sampling_names: Mapping[str, Any],
+    sampling_overrides: Mapping[str, Any],
 ) -> RenderService:
-    """`sampling_names`: the operator's overrides. Raises `SettingsError` for a template that is none."""
+    """`sampling_overrides`: the operator's, under sampling_params names. Raises `SettingsError` for a template that is none."""
     model = settings.model
     files = read_model_files(tokenizer.folder, generation_config=model.generation_config)
     try:
@@ -43,7 +43,7 @@ def build_render(
     defaults = dict(engine.info.default_sampling_params) if engine is not None else files.sampling_defaults
     options = RenderOptions(
         max_model_len=_max_model_len(settings, engine, files),
-        default_sampling_params={**defaults, **sampling_names},
+        default_sampling_params={**defaults, **sampling_overrides},
         override_max_tokens=_override_max_tokens(settings, defaults),
         default_chat_template_kwargs=settings.chat.default_chat_template_kwargs,
         enable_auto_tool_choice=settings.chat.enable_auto_tool_choice,
