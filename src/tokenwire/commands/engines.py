@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from collections.abc import Callable
 
 from tokenwire.engine.base import Engine
@@ -76,4 +77,71 @@ def _null(settings: Settings, progress: Progress) -> Engine:
     )
 
 
-_ENGINES: dict[str, Callable[[Settings, Progress], Engine]] = {"local": _local, "null": _null}
+def _remote(settings: Settings, progress: Progress) -> Engine:
+    from tokenwire.engine.remote import RemoteEngine, RemoteOptions
+
+    remote, model = settings.remote, settings.model
+    workers = [*remote.worker, *remote.decode_worker]
+    if not workers:
+        raise SettingsError("--engine remote needs --worker URL, or --prefill-worker URL and --decode-worker URL.")
+    try:
+        return RemoteEngine(
+            RemoteOptions(
+                workers=workers,
+                prefill_workers=remote.prefill_worker,
+                dialect=remote.worker_dialect,
+                api_key=remote.worker_api_key,
+                model=remote.worker_model,
+                tokenizer=model.tokenizer,
+                max_model_len=model.max_model_len,
+                vocab_size=remote.vocab_size,
+                eos_token_ids=[int(text) for text in remote.eos_token_ids] or None,
+                prefer_msgpack=remote.worker_msgpack,
+                health_interval_s=remote.worker_health_interval,
+                start_timeout_s=remote.worker_start_timeout,
+                max_attempts=remote.worker_attempts,
+            )
+        )
+    except ValueError as exc:
+        raise SettingsError(f"--engine remote: {exc}") from exc
+
+
+def _vllm(settings: Settings, progress: Progress) -> Engine:
+    _require("vllm", "vllm", ("vllm",))
+    from tokenwire.engine.vllm import VllmEngine, VllmOptions
+
+    if settings.model.model is None:
+        raise SettingsError("--engine vllm needs a MODEL: a folder or a hub name.")
+    return VllmEngine(VllmOptions(model=settings.model.model, args=vllm_flags(settings)))
+
+
+def vllm_flags(settings: Settings) -> list[str]:
+    """vLLM's own flags, after ours that mean the same: a flag of vLLM's that is given wins."""
+    model, limits, plain = settings.model, settings.limits, Settings()
+    flags = [] if model.max_model_len is None else ["--max-model-len", str(model.max_model_len)]
+    for flag, value, default in (
+        ("--tokenizer", model.tokenizer, None),
+        ("--generation-config", model.generation_config, "auto"),
+        ("--max-num-seqs", limits.max_num_seqs, plain.limits.max_num_seqs),
+        ("--max-num-batched-tokens", limits.max_num_batched_tokens, None),
+        ("--max-logprobs", limits.max_logprobs, plain.limits.max_logprobs),
+        ("--logprobs-mode", limits.logprobs_mode, plain.limits.logprobs_mode),
+        ("--scheduling-policy", limits.scheduling_policy, plain.limits.scheduling_policy),
+        ("--stream-interval", limits.stream_interval, plain.limits.stream_interval),
+        ("--dtype", settings.engine.dtype, plain.engine.dtype),
+    ):
+        if value != default:
+            flags += [flag, str(value)]
+    if model.override_generation_config:
+        flags += ["--override-generation-config", json.dumps(model.override_generation_config)]
+    if model.tokens_only or model.skip_tokenizer_init:
+        flags.append("--skip-tokenizer-init")
+    return [*flags, *settings.remote.vllm_args]
+
+
+_ENGINES: dict[str, Callable[[Settings, Progress], Engine]] = {
+    "local": _local,
+    "vllm": _vllm,
+    "remote": _remote,
+    "null": _null,
+}

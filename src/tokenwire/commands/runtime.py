@@ -65,7 +65,8 @@ async def _open(
     with progress.shown():
         folder = None
         if wants_tokenizer(model) and model.tokenizer is None:
-            folder = await asyncio.to_thread(_model_folder, model.model, progress, with_weights=engine is not None)
+            own_weights = engine is not None and model.engine == "local"
+            folder = await asyncio.to_thread(_model_folder, model.model, progress, with_weights=own_weights)
         tokenizer, _ = await asyncio.gather(load_tokenizer(model, folder), _start(engine))
     server = build_server(settings, engine, tokenizer=tokenizer, model_name=_default_name(settings))
     process.server = server

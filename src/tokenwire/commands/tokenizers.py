@@ -18,10 +18,10 @@ Progress = Callable[[str, float], None]
 
 
 def wants_tokenizer(model: ModelSettings) -> bool:
-    """The null engine has none unless one is named."""
+    """The null engine and remote workers have none unless one is named."""
     if model.tokens_only or model.skip_tokenizer_init:
         return False
-    return model.engine == "local" or model.tokenizer is not None
+    return model.engine in ("local", "vllm") or model.tokenizer is not None
 
 
 async def load_tokenizer(model: ModelSettings, folder: Path | None) -> Tokenizer | None:

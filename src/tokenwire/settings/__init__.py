@@ -9,6 +9,7 @@ from tokenwire.settings.groups import (
     ModelSettings,
     NetworkSettings,
     OutputSettings,
+    RemoteSettings,
     Settings,
 )
 from tokenwire.settings.option import SettingsError
@@ -25,6 +26,7 @@ __all__ = [
     "NetworkSettings",
     "OutputSettings",
     "Parser",
+    "RemoteSettings",
     "Settings",
     "SettingsError",
     "load",

@@ -17,8 +17,10 @@ class ModelSettings:
     """Model"""
 
     model: str | None = option(help="Folder, GGUF file or hub name of the weights; without one, SmolLM2-135M-Instruct.")
-    engine: Literal["local", "null"] = option(
-        "local", help="What makes the tokens: the built-in PyTorch engine, or none (instant known tokens, for tests)."
+    engine: Literal["local", "vllm", "remote", "null"] = option(
+        "local",
+        help="What makes the tokens: the built-in PyTorch engine, vLLM in this process (its flags after --), "
+        "token servers elsewhere (--worker), or none (instant known tokens, for tests).",
     )
     served_model_name: list[str] = option(
         [], metavar="NAME", help="Names that requests may use; the first one stands in replies. Default: the model."
@@ -184,6 +186,33 @@ class EngineSettings:
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
+class RemoteSettings:
+    """Other engines: remote workers, vLLM"""
+
+    worker: list[str] = option(
+        [], metavar="URL", help="Token servers that run requests (vLLM or tokenwire), for --engine remote."
+    )
+    decode_worker: list[str] = option([], metavar="URL", help="The same as --worker, beside --prefill-worker.")
+    prefill_worker: list[str] = option(
+        [], metavar="URL", help="Token servers that run prompts and hand their KV cache to a decode worker."
+    )
+    worker_dialect: Literal["scale-out", "sglang", "llamacpp"] = option(
+        "scale-out", help="What workers speak: /inference/v1/generate, SGLang's /generate, llama.cpp's /completion."
+    )
+    worker_api_key: str | None = option(metavar="KEY", secret=True, help="Sent to every worker as a bearer token.")
+    worker_model: str | None = option(metavar="NAME", help="Model name that requests to workers carry. Default: none.")
+    worker_msgpack: bool = option(True, help="Speak MessagePack with workers that are tokenwire.")
+    worker_health_interval: float = option(2.0, minimum=0.01, help="Seconds between health checks of a worker.")
+    worker_start_timeout: float = option(600.0, minimum=0, help="Seconds to wait for the first worker.")
+    worker_attempts: int = option(3, minimum=1, help="Workers that a request may be tried on before its first token.")
+    vocab_size: int | None = option(minimum=1, help="Vocabulary of the workers' model, where they cannot tell.")
+    eos_token_ids: list[str] = option(
+        [], metavar="ID", help="EOS ids of the workers' model, the primary one first, where they cannot tell."
+    )
+    vllm_args: list[str] = option([], metavar="FLAG", help="Flags of vLLM's engine; on the command line, all after --.")
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
 class Settings:
     """All groups; complete when built."""
 
@@ -195,3 +224,4 @@ class Settings:
     chat: ChatSettings = field(default_factory=ChatSettings)
     engine: EngineSettings = field(default_factory=EngineSettings)
     logs: LogSettings = field(default_factory=LogSettings)
+    remote: RemoteSettings = field(default_factory=RemoteSettings)

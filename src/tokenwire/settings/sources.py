@@ -44,6 +44,8 @@ def check(settings: Settings) -> Settings:
         raise SettingsError("--tool-call-parser and --reasoning-parser need a tokenizer; let it be loaded.")
     if bool(settings.network.ssl_keyfile) != bool(settings.network.ssl_certfile):
         raise SettingsError("--ssl-keyfile and --ssl-certfile go together; one of them is missing.")
+    if settings.remote.vllm_args and settings.model.engine != "vllm":
+        raise SettingsError(f"Flags after -- are for --engine vllm, got {' '.join(settings.remote.vllm_args)}.")
     if settings.model.tokens_only and settings.model.tokenizer:
         raise SettingsError("--tokens-only loads no tokenizer; leave --tokenizer out.")
     return settings
@@ -123,7 +125,8 @@ class Loaded:
 
 def load(parser: Parser, argv: Sequence[str], environ: Mapping[str, str]) -> Loaded:
     """Settings from all sources. Raises `SettingsError` for a bad value or an unknown key."""
-    namespace, rest = parser.parse_known_args([_dashed(arg) for arg in argv])
+    own, engine_args = _at_double_dash(argv)
+    namespace, rest = parser.parse_known_args([_dashed(arg) for arg in own])
     flags = vars(namespace)
     if rest:
         raise SettingsError(_unknown(rest[0].partition("=")[0], [o.flag for o in _flat()], "flag"))
@@ -137,7 +140,17 @@ def load(parser: Parser, argv: Sequence[str], environ: Mapping[str, str]) -> Loa
             values[opt.name] = opt.from_text(environ[opt.env], opt.env)
         if opt.name in flags:
             values[opt.name] = _from_flag(opt, flags[opt.name])
+    if engine_args:
+        values["vllm_args"] = engine_args
     return Loaded(build(values), flags.get("notes", []) + _misspelt(environ))
+
+
+def _at_double_dash(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Our flags, and those after `--`, which are vLLM's."""
+    if "--" not in argv:
+        return list(argv), []
+    at = list(argv).index("--")
+    return list(argv[:at]), list(argv[at + 1 :])
 
 
 def _flat() -> list[Option]:

@@ -14,10 +14,10 @@ import msgspec
 from tokenwire.engine.base import Capabilities, EngineOutput, EngineRequest, PromptOutput
 from tokenwire.engine.remote.dialects.base import JSON, Call, Dialect, Reader, WorkerFacts
 from tokenwire.engine.remote.dialects.refusals import refuse_others
-from tokenwire.engine.remote.dialects.scores import Cell, rows
 from tokenwire.engine.remote.errors import ErrorInfo, from_body, from_info
 from tokenwire.engine.remote.events import SseSplitter
 from tokenwire.engine.remote.http import HttpClient
+from tokenwire.engine.score_rows import Cell, rows
 from tokenwire.errors import GenerationError, TokenwireError, UnsupportedFeatureError
 from tokenwire.wire.codec import encode
 from tokenwire.wire.sampling import SamplingParams, StructuredOutputs

@@ -10,10 +10,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from tokenwire.engine.base import EngineOutput, EngineRequest, PromptOutput, SpecDecodeStats, WeightSpan
+from tokenwire.engine.base import EngineOutput, EngineRequest, PromptOutput, WeightSpan
 from tokenwire.engine.remote.dialects.scores import Entry, Packed, PromptEntry, content_rows, prompt_rows, unpack
 from tokenwire.engine.remote.errors import ErrorInfo, from_info
 from tokenwire.engine.remote.events import FrameSplitter, Splitter, SseSplitter
+from tokenwire.engine.speculation import spec_stats
 from tokenwire.errors import GenerationError
 
 # `bytes` is base64 text in JSON and raw bytes in MessagePack; one set of types reads both.
@@ -175,7 +176,10 @@ class ScaleOutReader:
         output.kv_transfer_params = answer.kv_transfer_params or output.kv_transfer_params
         output.ec_transfer_params = answer.ec_transfer_params or output.ec_transfer_params
         if answer.metrics is not None and answer.metrics.speculative_decoding is not None:
-            output.spec_decode = _speculation(answer.metrics.speculative_decoding)
+            s = answer.metrics.speculative_decoding
+            output.spec_decode = spec_stats(
+                s.num_spec_tokens, s.acceptance_histogram, s.num_draft_tokens, s.per_step_accepted, s.per_step_drafted
+            )
 
 
 def _output(choice: _Choice) -> EngineOutput:
@@ -211,16 +215,3 @@ def _npy(data: bytes) -> NDArray[Any]:
     except (ValueError, EOFError) as exc:
         raise GenerationError(f"the worker sent an array that is no .npy: {exc}") from exc
     return array
-
-
-def _speculation(told: _Speculation) -> SpecDecodeStats:
-    """Per step as told; a summary gives how many steps accepted how much, not in which order."""
-    if told.per_step_accepted is not None and told.per_step_drafted is not None:
-        return SpecDecodeStats(told.num_spec_tokens, told.per_step_drafted, told.per_step_accepted)
-    accepted = [count for count, steps in enumerate(told.acceptance_histogram) for _ in range(steps)]
-    drafted = []
-    left = told.num_draft_tokens
-    for steps_left in range(len(accepted), 0, -1):
-        drafted.append(min(told.num_spec_tokens, -(-left // steps_left)))
-        left -= drafted[-1]
-    return SpecDecodeStats(told.num_spec_tokens, drafted, accepted)

@@ -8,10 +8,8 @@ import msgspec
 import numpy as np
 
 from tokenwire.engine.base import Logprobs
+from tokenwire.engine.score_rows import rows
 from tokenwire.errors import GenerationError
-
-Cell = tuple[int, float, int]
-"""Token id, logprob, rank; rank 0: not told."""
 
 
 class Packed(msgspec.Struct, kw_only=True):
@@ -72,46 +70,3 @@ def prompt_rows(scores: Iterable[dict[int, PromptEntry] | None] | Packed) -> Log
         return unpack(scores)
     cells = [[(token_id, e.logprob, e.rank or 0) for token_id, e in row.items()] for row in scores if row]
     return rows(cells) if cells else None
-
-
-def rows(cells: Sequence[Sequence[Cell]]) -> Logprobs:
-    """Rows of cells, the sampled token first, each id once, as arrays.
-
-    Column j holds the candidate of rank j, the sampled token again if that is its rank, so that ranks need not be
-    kept. Where ranks do not allow it (candidates that were asked for by id), columns follow the order of the cells
-    and ranks are kept beside.
-    """
-    widths = [_width(row) for row in cells]
-    if None in widths:
-        return _in_order(cells)
-    width = max((w for w in widths if w is not None), default=1)
-    token_ids = np.full((len(cells), width), -1, np.int32)
-    logprobs = np.full((len(cells), width), -np.inf, np.float32)
-    for t, row in enumerate(cells):
-        for j, (token_id, logprob, rank) in enumerate(row):
-            if j == 0:
-                token_ids[t, 0], logprobs[t, 0] = token_id, logprob
-            if 0 < rank < width:
-                token_ids[t, rank], logprobs[t, rank] = token_id, logprob
-    ranks = np.fromiter((row[0][2] if row else 0 for row in cells), np.int32, len(cells))
-    return Logprobs(token_ids, logprobs, ranks)
-
-
-def _width(row: Sequence[Cell]) -> int | None:
-    """Columns that this row needs: one more than the worst rank of a candidate. None if its ranks are no columns."""
-    ranks = [rank for _, _, rank in row[1:]]
-    worst = max(ranks, default=0)
-    if 0 in ranks or len(set(ranks)) < len(ranks) or worst > len(row):
-        return None
-    return worst + 1
-
-
-def _in_order(cells: Sequence[Sequence[Cell]]) -> Logprobs:
-    width = max((len(row) for row in cells), default=1)
-    token_ids = np.full((len(cells), width), -1, np.int32)
-    logprobs = np.full((len(cells), width), -np.inf, np.float32)
-    ranks = np.zeros((len(cells), width), np.int32)
-    for t, row in enumerate(cells):
-        for j, (token_id, logprob, rank) in enumerate(row):
-            token_ids[t, j], logprobs[t, j], ranks[t, j] = token_id, logprob, rank
-    return Logprobs(token_ids, logprobs, ranks[:, 0].copy(), ranks)
