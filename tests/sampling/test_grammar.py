@@ -45,6 +45,14 @@ def compiler() -> Iterator[GrammarCompiler]:
     compiler.close()
 
 
+@pytest.fixture(scope="module")
+def optionless() -> Iterator[GrammarCompiler]:
+    """vLLM reads the whitespace options from the server alone, so its records were made without the request's."""
+    compiler = GrammarCompiler(FOLDER, vocab_size=V, eos_token_ids=[EOS], request_options=False)
+    yield compiler
+    compiler.close()
+
+
 def compiled(compiler: GrammarCompiler, **spec: Any) -> CompiledGrammar:
     return compiler.submit(StructuredOutputs(**spec)).result(30)
 
@@ -204,16 +212,15 @@ def recorded() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("record", list(recorded()))
-def test_what_vllm_wrote_under_the_same_constraint_is_allowed(record: dict[str, Any]) -> None:
-    # vLLM reads the whitespace options from the server alone, so its records were made without them.
-    compiler = GrammarCompiler(FOLDER, vocab_size=V, eos_token_ids=[EOS], request_options=False)
+def test_what_vllm_wrote_under_the_same_constraint_is_allowed(
+    optionless: GrammarCompiler, record: dict[str, Any]
+) -> None:
     spec = record["request"]["sampling_params"]["structured_outputs"]
-    matcher = compiled(compiler, **spec).matcher(stop_ids=[EOS])
+    matcher = compiled(optionless, **spec).matcher(stop_ids=[EOS])
     for token in record["response"]["choices"][0]["token_ids"]:
         assert token in allowed(matcher)
         assert matcher.accept(token)
     assert matcher.is_terminated == (record["response"]["choices"][0]["finish_reason"] == "stop")
-    compiler.close()
 
 
 def test_special_tokens_are_no_text(compiler: GrammarCompiler) -> None:
