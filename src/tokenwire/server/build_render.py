@@ -32,7 +32,10 @@ def build_render(
     *,
     sampling_overrides: Mapping[str, Any],
 ) -> RenderService:
-    """`sampling_overrides`: the operator's, under sampling_params names. Raises `SettingsError` for a template that is none."""
+    """`sampling_overrides`: the operator's, under sampling_params names.
+
+    Raises `SettingsError` for a template that is none, and for a format that the tokenizer cannot write.
+    """
     model = settings.model
     files = read_model_files(tokenizer.folder, generation_config=model.generation_config)
     try:
