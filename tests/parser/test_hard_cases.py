@@ -188,6 +188,8 @@ def test_the_prompt_says_whether_reasoning_is_open() -> None:
     assert reasoning_state_of_prompt(format, "<|im_start|>assistant\n<think>\n") == "open"
     assert reasoning_state_of_prompt(format, ["<think>", "\n\n", "</think>", "\n\n"]) == "closed"
     assert reasoning_state_of_prompt(format, "<|im_start|>assistant\n") == "undecided"
+    earlier = "<|im_start|>assistant\n<think>a</think>b<|im_end|>\n<|im_start|>assistant\n"
+    assert reasoning_state_of_prompt(format, earlier) == "undecided"
     assert reasoning_state_of_prompt(format, "<think>", {"enable_thinking": False}) == "closed"
     assert reasoning_state_of_prompt(find_format("hermes", None), "<think>") == "closed"
 

@@ -167,6 +167,8 @@ class ReasoningFormat(msgspec.Struct, frozen=True, kw_only=True):
     """Output begins inside reasoning; or reasoning begins at a marker anywhere; or only at one that comes first."""
     switch: Literal["", "any_true", "any_true_or_unset", "enable_thinking", "effort"] = ""
     """How `chat_template_kwargs` turn reasoning off: see `reasoning.thinking_enabled`."""
+    turn_starts: tuple[str, ...] = ()
+    """Texts that begin a turn in the prompt; what stands before the last one says nothing about this turn."""
     prompt_closes: bool = True
     """A prompt that ends after closed reasoning means that the output has none."""
     prompt_opens: bool = False

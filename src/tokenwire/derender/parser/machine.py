@@ -7,6 +7,8 @@ why a delta costs the same after ten tokens as after ten thousand, and why the s
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from tokenwire.derender.parser.compiled import Compiled, compile_format
@@ -17,6 +19,10 @@ from tokenwire.derender.parser.options import ParserOptions
 from tokenwire.derender.parser.reasoning import thinking_enabled
 from tokenwire.derender.parser.state import Mode, ParserState, dump_state, load_state
 from tokenwire.derender.parser.syntaxes.base import WAIT
+from tokenwire.errors import InvalidStateError
+
+_MOST_IDLE_STEPS = 16
+"""Steps in a row that read nothing and only change the mode; our own states need three."""
 
 
 class MessageParser:
@@ -25,7 +31,17 @@ class MessageParser:
     `feed` never raises for what a model wrote. Special tokens must be in the text (`skip_special_tokens=False`).
     """
 
-    __slots__ = ("_c", "_emit", "_final", "_include_reasoning", "_plain_content", "_plain_reasoning", "_s", "steps")
+    __slots__ = (
+        "_c",
+        "_emit",
+        "_final",
+        "_include_reasoning",
+        "_plain_content",
+        "_plain_reasoning",
+        "_restored",
+        "_s",
+        "steps",
+    )
 
     def __init__(self, format: Format, options: ParserOptions, state: Any = None) -> None:
         kind, _ = options.choice()
@@ -35,6 +51,7 @@ class MessageParser:
         self._final = False
         self.steps = 0
         """Steps of the machine so far, a measure of its work."""
+        self._restored = state is not None
         self._s = ParserState() if state is None else load_state(state)
         self._emit = Emitter(self._c, options, self._s)
         self._include_reasoning = options.include_reasoning
@@ -84,7 +101,8 @@ class MessageParser:
                 if self._plain_reasoning.search(text) is None:
                     return MessageDelta(None, text) if self._include_reasoning else MessageDelta()
         self._emit.out = MessageDelta()
-        self._run(self._held_back(text))
+        with self._foreign_state():
+            self._run(self._held_back(text))
         return self._emit.out
 
     def finish(self, finish_reason: str | None = None) -> MessageDelta:
@@ -100,17 +118,28 @@ class MessageParser:
         if finish_reason != "length":
             tail = self._c.turn_ends.without_end(tail)
         self._final = True
-        self._run(tail)
-        if s.mode is Mode.START:
-            self.enter_content()
-            self._run("")
-        if s.mode in (Mode.SECTION, Mode.HEADER, Mode.ARGUMENTS) and self._c.syntax is not None:
-            rest, s.buffer = s.buffer, ""
-            self._c.syntax.finish(self, rest)
-        self._emit.end()
+        with self._foreign_state():
+            self._run(tail)
+            if s.mode is Mode.START:
+                self.enter_content()
+                self._run("")
+            if s.mode in (Mode.SECTION, Mode.HEADER, Mode.ARGUMENTS) and self._c.syntax is not None:
+                rest, s.buffer = s.buffer, ""
+                self._c.syntax.finish(self, rest)
+            self._emit.end()
         s.buffer = ""
         s.ended = True
         return self._emit.out
+
+    @contextmanager
+    def _foreign_state(self) -> Iterator[None]:
+        """A state that was brought back may be well-formed and still not ours: then it is to blame, not the output."""
+        try:
+            yield
+        except (IndexError, ValueError, TypeError, OverflowError) as exc:
+            if not self._restored:
+                raise
+            raise InvalidStateError("parser: it does not fit the output's format") from exc
 
     # ---- the loop ---------------------------------------------------------------------------------------------
 
@@ -127,12 +156,15 @@ class MessageParser:
     def _run(self, text: str) -> None:
         s = self._s
         buffer, s.buffer = s.buffer + text, ""
-        pos, size = 0, len(buffer)
+        pos, size, idle = 0, len(buffer), 0
         while pos < size:
             self.steps += 1
             reached = self._step(buffer, pos)
             if reached == WAIT:
                 break
+            idle = idle + 1 if reached <= pos else 0
+            if idle > _MOST_IDLE_STEPS:  # only a state that is not of our making
+                raise InvalidStateError("parser: it does not fit the output's format")
             pos = reached
         s.buffer = buffer[pos:]
 

@@ -42,6 +42,7 @@ def reasoning_state_of_prompt(
     if reasoning is None or not thinking_enabled(reasoning, kwargs or {}):
         return "closed"
     text = prompt if isinstance(prompt, str) else "".join(prompt)
+    text = text[max(0, *(text.rfind(marker) for marker in reasoning.turn_starts), 0) :]
     opened = max((text.rfind(marker) for marker in reasoning.start), default=-1)
     closed = max((text.rfind(marker) for marker in reasoning.end), default=-1)
     if opened == closed:

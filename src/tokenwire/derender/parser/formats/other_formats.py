@@ -108,7 +108,8 @@ MINIMAX_M2 = ToolFormat(
         call_close=("</invoke>",),
         parameter="<parameter name=",
         parameter_pattern=(
-            r"<parameter name=(?:\"(?P<name_double>[^\"]*)\"|'(?P<name_single>[^']*)'|(?P<name_bare>[^>\s]+))\s*>"
+            r"<parameter name="
+            r"(?:\"(?P<name_double>[^\"]*)\"|'(?P<name_single>[^']*)'|(?P<name_bare>[^>\s\"'][^>\s]*))\s*>"
         ),
         parameter_close="</parameter>",
         known_names_only=True,

@@ -5,10 +5,14 @@ from __future__ import annotations
 from tokenwire.derender.parser.format import ReasoningFormat
 
 _CHATML = ("<|im_end|>",)
+_CHATML_TURNS = ("<|im_start|>",)
 _DEEPSEEK = ("<｜end▁of▁sentence｜>",)
+_DEEPSEEK_TURNS = ("<｜User｜>", "<｜Assistant｜>")
+_GLM_TURNS = ("<|system|>", "<|user|>", "<|assistant|>", "<|observation|>")
 
 QWEN3 = ReasoningFormat(
     name="qwen3",
+    turn_starts=_CHATML_TURNS,
     switch="enable_thinking",
     implicit_end=("<tool_call>",),
     stray_end="drop",
@@ -18,6 +22,7 @@ QWEN3 = ReasoningFormat(
 )
 MIMO = ReasoningFormat(
     name="mimo",
+    turn_starts=_CHATML_TURNS,
     switch="enable_thinking",
     implicit_end=("<tool_call>",),
     stray_end="drop",
@@ -27,6 +32,7 @@ MIMO = ReasoningFormat(
 )
 STEP3P5 = ReasoningFormat(
     name="step3p5",
+    turn_starts=_CHATML_TURNS,
     implicit_end=("<tool_call>",),
     stray_end="drop",
     trim=True,
@@ -35,6 +41,7 @@ STEP3P5 = ReasoningFormat(
 )
 NEMOTRON_V3 = ReasoningFormat(
     name="nemotron_v3",
+    turn_starts=_CHATML_TURNS,
     switch="enable_thinking",
     implicit_end=("<tool_call>",),
     stray_end="drop",
@@ -46,6 +53,7 @@ NEMOTRON_V3 = ReasoningFormat(
 )
 GRANITE_THINKING = ReasoningFormat(
     name="granite_thinking_parser",
+    turn_starts=("<|start_of_role|>",),
     switch="enable_thinking",
     implicit_end=("<tool_call>",),
     stray_end="drop",
@@ -58,6 +66,7 @@ GRANITE_THINKING = ReasoningFormat(
 )
 SEED_OSS = ReasoningFormat(
     name="seed_oss",
+    turn_starts=("<seed:bos>",),
     start=("<seed:think>",),
     end=("</seed:think>",),
     switch="enable_thinking",
@@ -67,11 +76,12 @@ SEED_OSS = ReasoningFormat(
     engine=True,
     turn_ends=("<seed:eos>",),
 )
-DEEPSEEK_R1 = ReasoningFormat(name="deepseek_r1", turn_ends=_DEEPSEEK)
-DEEPSEEK_V3 = ReasoningFormat(name="deepseek_v3", switch="any_true", turn_ends=_DEEPSEEK)
-HOLO2 = ReasoningFormat(name="holo2", switch="any_true_or_unset", turn_ends=_CHATML)
+DEEPSEEK_R1 = ReasoningFormat(name="deepseek_r1", turn_starts=_DEEPSEEK_TURNS, turn_ends=_DEEPSEEK)
+DEEPSEEK_V3 = ReasoningFormat(name="deepseek_v3", turn_starts=_DEEPSEEK_TURNS, switch="any_true", turn_ends=_DEEPSEEK)
+HOLO2 = ReasoningFormat(name="holo2", turn_starts=_CHATML_TURNS, switch="any_true_or_unset", turn_ends=_CHATML)
 DEEPSEEK_V4 = ReasoningFormat(
     name="deepseek_v4",
+    turn_starts=_DEEPSEEK_TURNS,
     switch="any_true_or_unset",
     implicit_end=("<｜DSML｜tool_calls>", "<｜DSML｜toolcalls>", "<｜DSML｜tool>"),
     reopens=True,
@@ -82,6 +92,7 @@ DEEPSEEK_V4 = ReasoningFormat(
 )
 DEEPSEEK_V41 = ReasoningFormat(
     name="deepseek_v41",
+    turn_starts=_DEEPSEEK_TURNS,
     switch="any_true_or_unset",
     implicit_end=("<｜DSML｜ calls>",),
     reopens=True,
@@ -92,6 +103,7 @@ DEEPSEEK_V41 = ReasoningFormat(
 )
 GLM45 = ReasoningFormat(
     name="glm45",
+    turn_starts=_GLM_TURNS,
     switch="any_true_or_unset",
     implicit_end=("<tool_call>",),
     reopens=True,
@@ -102,6 +114,7 @@ GLM45 = ReasoningFormat(
 )
 KIMI_K2 = ReasoningFormat(
     name="kimi_k2",
+    turn_starts=("<|im_user|>", "<|im_assistant|>", "<|im_system|>"),
     switch="any_true_or_unset",
     implicit_end=("<|tool_calls_section_begin|>",),
     stray_end="drop",
@@ -111,6 +124,7 @@ KIMI_K2 = ReasoningFormat(
 )
 MINIMAX_M2 = ReasoningFormat(
     name="minimax_m2",
+    turn_starts=("]~b]",),
     implicit_end=("<minimax:tool_call>",),
     stray_end="drop",
     trim=True,
@@ -139,11 +153,14 @@ GRANITE = ReasoningFormat(
     starts="begins",
     turn_ends=("<|end_of_text|>",),
 )
-STEP3 = ReasoningFormat(name="step3", keep_start=True, turn_ends=_DEEPSEEK)
-ERNIE45 = ReasoningFormat(name="ernie45", dropped=("<response>", "</response>"), turn_ends=("</s>",))
-OLMO3 = ReasoningFormat(name="olmo3", turn_ends=_CHATML)
+STEP3 = ReasoningFormat(name="step3", turn_starts=("<|BOT|>",), keep_start=True, turn_ends=_DEEPSEEK)
+ERNIE45 = ReasoningFormat(
+    name="ernie45", turn_starts=("<|im_start|>",), dropped=("<response>", "</response>"), turn_ends=("</s>",)
+)
+OLMO3 = ReasoningFormat(name="olmo3", turn_starts=_CHATML_TURNS, turn_ends=_CHATML)
 GEMMA4 = ReasoningFormat(
     name="gemma4",
+    turn_starts=("<|turn>", "<|tool_response>"),
     start=("<|channel>",),
     end=("<channel|>",),
     starts="marker",
@@ -164,7 +181,9 @@ HUNYUAN_A13B = ReasoningFormat(
     dropped=("\n</answer>",),
     turn_ends=("<|eos|>",),
 )
-POOLSIDE_V1 = ReasoningFormat(name="poolside_v1", switch="any_true", turn_ends=("</assistant>",))
+POOLSIDE_V1 = ReasoningFormat(
+    name="poolside_v1", turn_starts=("<assistant>",), switch="any_true", turn_ends=("</assistant>",)
+)
 HY_V3 = ReasoningFormat(name="hy_v3", switch="effort")
 HY_V4 = ReasoningFormat(name="hy_v4", switch="effort")
 K2_HORIZON = ReasoningFormat(
@@ -176,6 +195,7 @@ K2_HORIZON = ReasoningFormat(
 )
 KIMI_K3 = ReasoningFormat(
     name="kimi_k3",
+    turn_starts=("<|open|>message",),
     start=("<|open|>think<|sep|>",),
     end=("<|close|>think<|sep|>",),
     implicit_end=("<|open|>response<|sep|>", "<|open|>tools<|sep|>"),
@@ -185,6 +205,7 @@ KIMI_K3 = ReasoningFormat(
 )
 COHERE_COMMAND3 = ReasoningFormat(
     name="cohere_command3",
+    turn_starts=("<|START_OF_TURN_TOKEN|>",),
     start=("<|START_THINKING|>",),
     end=("<|END_THINKING|>",),
     starts="marker",
@@ -195,6 +216,7 @@ COHERE_COMMAND3 = ReasoningFormat(
 )
 COHERE_COMMAND4 = ReasoningFormat(
     name="cohere_command4",
+    turn_starts=("<|START_OF_TURN_TOKEN|>",),
     start=("<|START_THINKING|>",),
     end=("<|END_THINKING|>",),
     starts="marker",
@@ -205,6 +227,7 @@ COHERE_COMMAND4 = ReasoningFormat(
 )
 INKLING = ReasoningFormat(
     name="inkling",
+    turn_starts=("<|message_model|>", "<|message_user|>"),
     start=("<|content_thinking|>",),
     end=("<|end_message|>",),
     starts="marker",

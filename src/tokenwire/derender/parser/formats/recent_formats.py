@@ -14,7 +14,8 @@ DOTS = ToolFormat(
         call_close=("</invoke>",),
         parameter="<parameter name=",
         parameter_pattern=(
-            r"<parameter name=(?:\"(?P<name_double>[^\"]*)\"|'(?P<name_single>[^']*)'|(?P<name_bare>[^>\s]+))\s*>"
+            r"<parameter name="
+            r"(?:\"(?P<name_double>[^\"]*)\"|'(?P<name_single>[^']*)'|(?P<name_bare>[^>\s\"'][^>\s]*))\s*>"
         ),
         parameter_close="</parameter>",
         open_alone=False,

@@ -51,6 +51,22 @@ class CallSyntax(Protocol):
         ...
 
 
+LONGEST_NAME = 1024
+"""Characters of a call's header; a longer one is none, so that text after a lone marker is not held for ever."""
+
+
+def read_name(m: Machine, text: str, pos: int, end: int) -> int | None:
+    """Adds `text[pos:end]` to the header; where the call is rejected for its length, or null if it is not."""
+    s = m.s
+    upto = min(end, pos + LONGEST_NAME - len(s.name))
+    s.name += text[pos:upto]
+    m.emit.keep(text[pos:upto])
+    if upto == end:
+        return None
+    m.emit.reject()
+    return upto
+
+
 SPACE = " \t\r\n"
 
 

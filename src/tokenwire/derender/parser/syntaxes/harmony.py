@@ -10,7 +10,7 @@ import re
 
 from tokenwire.derender.parser.lexicon import Lexicon
 from tokenwire.derender.parser.state import Mode
-from tokenwire.derender.parser.syntaxes.base import WAIT, Machine, skip_space
+from tokenwire.derender.parser.syntaxes.base import LONGEST_NAME, WAIT, Machine, skip_space
 
 # Phases in SECTION: first header, between messages, in a later header, text that never had a header.
 FIRST, BETWEEN, LATER, PLAIN = range(4)
@@ -61,6 +61,11 @@ class HarmonySyntax:
     def _header(self, m: Machine, text: str, pos: int) -> int:
         s = m.s
         found = self._header_ends.find(text, pos, final=m.final)
+        room = LONGEST_NAME - len(s.hold)
+        if found.start - pos > room:
+            m.emit.content(s.hold + text[pos : pos + room])
+            s.phase, s.hold = PLAIN, ""
+            return pos + room
         s.hold += text[pos : found.start]
         if found.marker is None:
             self._plain_if_no_header(m)

@@ -11,7 +11,7 @@ import re
 from tokenwire.derender.parser.format import HeadedCalls
 from tokenwire.derender.parser.lexicon import Lexicon
 from tokenwire.derender.parser.state import Mode
-from tokenwire.derender.parser.syntaxes.base import WAIT, Machine, skip_space
+from tokenwire.derender.parser.syntaxes.base import WAIT, Machine, read_name, skip_space
 from tokenwire.derender.parser.syntaxes.json_calls import JsonSyntax
 from tokenwire.derender.parser.syntaxes.json_value import End, JsonValue
 
@@ -97,8 +97,9 @@ class HeadedSyntax:
                 return pos
         s.leading = False
         found = self._name_ends.find(text, pos, final=m.final)
-        s.name += text[pos : found.start]
-        m.emit.keep(text[pos : found.start])
+        rejected = read_name(m, text, pos, found.start)
+        if rejected is not None:
+            return rejected
         if found.marker is None:
             return found.start if found.start > pos else WAIT
         self._announce(m)

@@ -11,7 +11,7 @@ import json
 from tokenwire.derender.parser.format import JsonCalls
 from tokenwire.derender.parser.lexicon import Lexicon
 from tokenwire.derender.parser.state import Mode
-from tokenwire.derender.parser.syntaxes.base import SPACE, WAIT, Machine, skip_space
+from tokenwire.derender.parser.syntaxes.base import LONGEST_NAME, SPACE, WAIT, Machine, skip_space
 from tokenwire.derender.parser.syntaxes.json_value import End, JsonValue
 
 # Phases in SECTION: before or between calls, and after the list has ended.
@@ -165,6 +165,8 @@ class JsonSyntax:
         s = m.s
         end = text.find('"', pos)
         upto = len(text) if end < 0 else end + 1
+        if not s.announced and len(s.key) + upto - pos > LONGEST_NAME:
+            return self._too_long(m, text, pos, LONGEST_NAME - len(s.key))
         s.key += text[pos : upto if end < 0 else end]
         m.emit.keep(text[pos:upto])
         if end >= 0:
@@ -173,6 +175,13 @@ class JsonSyntax:
             if first and self._data.bare and not self._data.name_is_key and not self._is_call_key(s.key):
                 m.emit.reject()
         return upto
+
+    @staticmethod
+    def _too_long(m: Machine, text: str, pos: int, room: int) -> int:
+        """No name is that long, so text after a lone marker is not held for ever."""
+        m.emit.keep(text[pos : pos + room])
+        m.emit.reject()
+        return pos + room
 
     def _is_call_key(self, key: str) -> bool:
         return key in (self._data.name_key, "type", "id", "function") or key in self._data.argument_keys
@@ -211,6 +220,8 @@ class JsonSyntax:
         s = m.s
         upto, end = self._value.read(s, text, pos, final=m.final)
         piece = text[pos:upto]
+        if s.phase == NAME and len(s.name) + len(piece) > LONGEST_NAME:
+            return self._too_long(m, text, pos, LONGEST_NAME - len(s.name))
         m.emit.keep(piece)
         if s.phase == SHOWN:
             m.emit.arguments(piece)

@@ -153,6 +153,8 @@ class PythonSyntax:
                 return self._string(m, text, pos)
             case _ if m.s.phase == OTHER:
                 return self._other(m, text, pos)
+        if m.s.phase == KEYWORD and m.s.key:
+            return self._keyword(m, text, pos)
         after = skip_space(text, pos)
         m.emit.keep(text[pos:after])
         if after == len(text):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from tokenwire.derender.parser.format import TaggedCalls
 from tokenwire.derender.parser.lexicon import Lexicon
 from tokenwire.derender.parser.state import Mode
-from tokenwire.derender.parser.syntaxes.base import WAIT, Machine, skip_space
+from tokenwire.derender.parser.syntaxes.base import LONGEST_NAME, WAIT, Machine, skip_space
 from tokenwire.derender.parser.syntaxes.tagged_values import may_be_json, read_value
 from tokenwire.derender.parser.values import dumps, escape, is_text, json_or_text, typed
 
@@ -64,6 +64,8 @@ class TaggedSyntax:
         m.emit.keep(char)
         if char not in "{(":
             s.name += char
+            if len(s.name) > LONGEST_NAME:
+                m.emit.reject()
             return pos + 1
         name = self._name(s.name)
         if not name:

@@ -12,7 +12,7 @@ import re
 from tokenwire.derender.parser.format import XmlCalls
 from tokenwire.derender.parser.lexicon import Lexicon
 from tokenwire.derender.parser.state import Mode
-from tokenwire.derender.parser.syntaxes.base import WAIT, Machine
+from tokenwire.derender.parser.syntaxes.base import WAIT, Machine, read_name
 from tokenwire.derender.parser.values import dumps, escape, is_text, json_or_text, schema_types, typed
 
 # Phases in ARGUMENTS: between parameters, in a parameter's head, in a value, after a value that may hold all others.
@@ -97,8 +97,9 @@ class XmlSyntax:
     def _header(self, m: Machine, text: str, pos: int) -> int:
         s = m.s
         found = self._name_ends.find(text, pos, final=m.final)
-        s.name += text[pos : found.start]
-        m.emit.keep(text[pos : found.start])
+        rejected = read_name(m, text, pos, found.start)
+        if rejected is not None:
+            return rejected
         if found.marker is None:
             return found.start if found.start > pos else WAIT
         self._announce(m)
