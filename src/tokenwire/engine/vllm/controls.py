@@ -30,6 +30,13 @@ class Controls:
         self._engine = engine
         self._adapters: dict[str, Any] = {}
         self._serial = itertools.count(1)
+        self.weight_version: str | None = None
+        """The committed label, where this vLLM has labels. vLLM tells spans with a sequence's last output only; this
+        names the weights of a sequence that is ended here, at a stop string."""
+
+    async def learn_weight_version(self) -> None:
+        if hasattr(self._engine, "get_weight_version"):
+            self.weight_version = await self._engine.get_weight_version()
 
     def adapter(self, name: str) -> Any:
         """vLLM's request for a loaded adapter. Raises `ModelNotFoundError`."""
@@ -98,10 +105,12 @@ class Controls:
         if action == "update_weight_version":
             new_version = str(info["new_version"])
             await engine.update_weight_version(new_version)
+            self.weight_version = new_version
             return {"success": True, "new_version": new_version}
         if action == "finish_weight_update":
             version = info.get("weight_version")
             await engine.finish_weight_update(**({"weight_version": version} if version is not None else {}))
+            await self.learn_weight_version()
         elif action in ("init_weight_transfer_engine", "update_weights"):
             await getattr(engine, action)(_weight_request(action, info))
         elif action == "weight_checker":

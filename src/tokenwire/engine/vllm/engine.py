@@ -71,6 +71,7 @@ class VllmEngine(Engine):
         except Exception as exc:
             raise EngineUnavailableError(f"vLLM did not start: {exc}") from exc
         self.adopt(engine)
+        await self._controls.learn_weight_version()
         self._tracing = await engine.is_tracing_enabled()
 
     def adopt(self, engine: Any) -> None:
@@ -99,7 +100,7 @@ class VllmEngine(Engine):
             refused = RequestQueue(request.sampling.n, lambda: None, lambda index: None)
             refused.fail(exc)
             return refused
-        live = LiveRequest(self._engine, request, self._params, arguments)
+        live = LiveRequest(self._engine, request, self._params, self._controls, arguments)
         self._live[request.request_id] = live
         live.start().add_done_callback(lambda _: self._live.pop(request.request_id, None))
         return live.stream

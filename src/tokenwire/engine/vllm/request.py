@@ -10,6 +10,7 @@ from typing import Any
 
 from tokenwire.engine.base import EngineOutput, EngineRequest
 from tokenwire.engine.queue import RequestQueue
+from tokenwire.engine.vllm.controls import Controls
 from tokenwire.engine.vllm.errors import translated
 from tokenwire.engine.vllm.inputs import make_prompt
 from tokenwire.engine.vllm.outputs import OutputMaker
@@ -22,12 +23,20 @@ logger = logging.getLogger(__name__)
 class LiveRequest:
     """Runs between `start` and the end of its task. vLLM aborts a sequence when its generator is closed."""
 
-    def __init__(self, engine: Any, request: EngineRequest, params: ParamsMaker, arguments: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        engine: Any,
+        request: EngineRequest,
+        params: ParamsMaker,
+        controls: Controls,
+        arguments: Mapping[str, Any],
+    ) -> None:
         """`arguments` go to `AsyncLLM.generate` of every sequence."""
         self.request = request
         self.stream = RequestQueue(request.sampling.n, self.cancel, self._stop)
         self._engine = engine
         self._params = params
+        self._controls = controls
         self._arguments = arguments
         self._sequences: dict[int, asyncio.Task[None]] = {}
         self._open = set(range(request.sampling.n))
@@ -90,6 +99,7 @@ class LiveRequest:
             async with aclosing(results):
                 async for result in results:
                     output = maker.make(result)
+                    output.weight_version = self._controls.weight_version
                     if output.finish_reason is not None:
                         self._open.discard(index)
                     self.stream.put(output)
