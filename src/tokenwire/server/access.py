@@ -13,7 +13,7 @@ from tokenwire.errors import AuthenticationError, PermissionDeniedError
 from tokenwire.server.headers import header
 from tokenwire.settings import AccessSettings
 
-GUARDED_PREFIXES = ("/v1", "/v2", "/inference")
+GUARDED_PREFIXES = ("/v1", "/v2", "/inference", "/invocations")
 
 
 class KeyRing:
@@ -23,8 +23,11 @@ class KeyRing:
         self._digests = [_digest(key) for key in keys]
 
     def require(self, scope: Scope) -> None:
-        """Raises `AuthenticationError` unless the request carries one of the keys as a bearer token."""
+        """Raises `AuthenticationError` unless the request carries one of the keys: as a bearer token, or, as
+        Anthropic's clients send it, in `x-api-key`."""
         authorization = header(scope, b"authorization")
+        if not authorization and (own := header(scope, b"x-api-key")):
+            authorization = f"Bearer {own}"
         if not authorization:
             raise AuthenticationError("An API key is required: send 'Authorization: Bearer KEY'.")
         scheme, _, key = authorization.partition(" ")

@@ -10,6 +10,7 @@ from tokenwire.derender.chat_parser import ParserSetup
 from tokenwire.derender.parser import Format, UnknownFormatError, find_format
 from tokenwire.derender.vocabulary import Vocabulary
 from tokenwire.engine.base import Engine
+from tokenwire.server.build_endpoints import build_endpoints
 from tokenwire.server.build_render import build_render
 from tokenwire.server.context import Server
 from tokenwire.server.metrics import Metrics
@@ -82,6 +83,7 @@ def build_server(
             engine, models, options, text=_text_tools(settings, tokenizer, parser), observer=Observers(observers)
         )
         server.fields = server.generate.preparer.fields
+        server.endpoints = build_endpoints(server)
     return server
 
 

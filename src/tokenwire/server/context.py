@@ -13,15 +13,29 @@ from tokenwire.engine.base import Engine, EngineStatus
 from tokenwire.server.metrics import Metrics
 from tokenwire.server.observers import LiveObserver, LogObserver
 from tokenwire.server.tracing import TracingObserver
+from tokenwire.service.chat import ChatService
+from tokenwire.service.completion import CompletionService
 from tokenwire.service.derender import DerenderService
 from tokenwire.service.fields import UnknownFields
 from tokenwire.service.generate import GenerateService
+from tokenwire.service.messages import MessagesService
 from tokenwire.service.models import ModelRegistry
 from tokenwire.service.render import RenderService
+from tokenwire.service.responses import ResponsesService
 from tokenwire.settings import Settings
 
 if TYPE_CHECKING:
     from tokenwire.render.tokenizer import Tokenizer
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class Endpoints:
+    """OpenAI's and Anthropic's, one service each."""
+
+    chat: ChatService
+    completion: CompletionService
+    messages: MessagesService
+    responses: ResponsesService
 
 
 @dataclass(slots=True, kw_only=True)
@@ -37,6 +51,8 @@ class Server:
     derender: DerenderService | None = None
     """Set with a tokenizer, as is `render`."""
     render: RenderService | None = None
+    endpoints: Endpoints | None = None
+    """The ordinary endpoints; they need an engine and a tokenizer."""
     log: LogObserver | None = None
     """Set when requests are logged."""
     tracing: TracingObserver | None = None

@@ -13,12 +13,14 @@ from tokenwire.server.body import ClientGoneError
 from tokenwire.server.context import Server
 from tokenwire.server.errors import MEDIA_TYPES, encode_error, error_headers, log_error, status_of
 from tokenwire.server.headers import header, reply_format
+from tokenwire.server.messages_errors import messages_error, speaks_messages
+from tokenwire.wire.codec import encode
 
 
 async def send_error(error: BaseException, scope: Scope, send: Send) -> None:
     """The reply that the error table gives, in the format that the caller reads."""
     fmt = reply_format(scope)
-    payload = encode_error(error, fmt)
+    payload = encode(messages_error(error), fmt) if speaks_messages(scope) else encode_error(error, fmt)
     headers = [
         (b"content-type", MEDIA_TYPES[fmt]),
         (b"content-length", str(len(payload)).encode()),

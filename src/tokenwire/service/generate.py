@@ -16,11 +16,11 @@ from tokenwire.service.context import RequestContext, ServiceOptions
 from tokenwire.service.levels import TextTools
 from tokenwire.service.models import ModelRegistry
 from tokenwire.service.observer import Observer
-from tokenwire.service.prepare import ID_PREFIX, PreparedGenerate, Preparer
+from tokenwire.service.prepare import ID_PREFIX, Endpoint, PreparedGenerate, Preparer
 from tokenwire.service.replies import ReplyShaper, RequestFacts
 from tokenwire.wire.generate import GenerateChunk, GenerateRequest, GenerateResponse, UsageChunk
 
-__all__ = ["GenerateService", "PreparedGenerate"]
+__all__ = ["Endpoint", "GenerateService", "PreparedGenerate"]
 
 
 class GenerateService:
@@ -47,12 +47,16 @@ class GenerateService:
         """Replied request id -> engine request ids; two live requests may share the former."""
 
     async def prepare(
-        self, request: GenerateRequest, context: RequestContext, unknown: tuple[str, ...] = ()
+        self,
+        request: GenerateRequest,
+        context: RequestContext,
+        unknown: tuple[str, ...] = (),
+        endpoint: Endpoint | None = None,
     ) -> PreparedGenerate:
         """Check a request and make it ready to run; see `Preparer.prepare`."""
         if unknown:
             self.observer.unknown_fields(unknown)
-        return await self.preparer.prepare(request, context, unknown)
+        return await self.preparer.prepare(request, context, unknown, endpoint)
 
     async def full(self, prepared: PreparedGenerate) -> GenerateResponse:
         """Run to the end and give the whole reply. Cancelling it aborts the request in the engine."""

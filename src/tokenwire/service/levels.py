@@ -58,6 +58,8 @@ class Shape:
     routed_experts_object: bool = False
     routed_experts_start: int = 0
     binary: bool = False
+    tokens_as_token_ids: bool | None = None
+    """Token strings of logprobs are `token_id:N`; None: as the server was told."""
 
 
 class TokensLevel:

@@ -39,6 +39,19 @@ logger = logging.getLogger(__name__)
 ID_PREFIX = "generate-tokens-"
 
 
+@dataclass(slots=True, frozen=True, kw_only=True)
+class Endpoint:
+    """What an endpoint that is built on generate asks for beside the generate request."""
+
+    request_id: str
+    """As its replies show it, complete."""
+    wants_logprobs: bool | None = None
+    """None: as the sampling parameters say."""
+    tokens_as_token_ids: bool | None = None
+    timings: bool = False
+    """Replies carry timings in `metrics`."""
+
+
 @dataclass(slots=True, kw_only=True)
 class PreparedGenerate:
     """A request that passed every check and waits to run."""
@@ -54,6 +67,7 @@ class PreparedGenerate:
     include_usage: bool = False
     continuous_usage: bool = False
     needs_text: bool = False
+    timings: bool = False
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property
@@ -86,12 +100,16 @@ class Preparer:
         self._serial = itertools.count()
 
     async def prepare(
-        self, request: GenerateRequest, context: RequestContext, unknown: tuple[str, ...] = ()
+        self,
+        request: GenerateRequest,
+        context: RequestContext,
+        unknown: tuple[str, ...] = (),
+        endpoint: Endpoint | None = None,
     ) -> PreparedGenerate:
         """Check the request in the order of PROTOCOL 1.2 and make it ready to run.
 
-        `unknown` are the field names that decoding passed over. Raises a `CallerError` for the caller's faults, a
-        `ServiceError` when this server cannot take it now.
+        `unknown` are the field names that decoding passed over; `endpoint` is None on the generate route itself.
+        Raises a `CallerError` for the caller's faults, a `ServiceError` when this server cannot take it now.
         """
         sampling = normalize(request.sampling_params)
         check_shape(request, sampling)
@@ -110,14 +128,15 @@ class Preparer:
         check_features(request, sampling, info, model=self.models.name)
         sampling = msgspec.structs.replace(sampling, max_tokens=self.max_tokens(sampling, len(request.token_ids)))
         stop_strings = bool(sampling.stop_strings)
-        shape = self._shape(request, sampling, context)
+        shape = self._shape(request, sampling, context, endpoint)
         level = self._level(request, sampling, shape)
-        request_id = ID_PREFIX + (context.request_id_header or request.request_id or uuid.uuid4().hex)
+        request_id = _request_id(request, context) if endpoint is None else endpoint.request_id
+        timings = endpoint is not None and endpoint.timings
         engine_request = EngineRequest(
             request_id=f"{request_id}-{next(self._serial):x}",
             prompt_token_ids=request.token_ids,
             sampling=sampling,
-            stream=bool(request.stream) or stop_strings,
+            stream=bool(request.stream) or stop_strings or timings,
             priority=request.priority,
             cache_salt=request.cache_salt,
             adapter=adapter.name if adapter is not None else None,
@@ -147,6 +166,7 @@ class Preparer:
             include_usage=include_usage,
             continuous_usage=include_usage and bool(options and options.continuous_usage_stats),
             needs_text=stop_strings or request.output_mode != "tokens",
+            timings=timings,
         )
 
     def preflight(self, n: int) -> None:
@@ -211,9 +231,13 @@ class Preparer:
                 param="output_mode",
             )
 
-    def _shape(self, request: GenerateRequest, sampling: SamplingParams, context: RequestContext) -> Shape:
+    def _shape(
+        self, request: GenerateRequest, sampling: SamplingParams, context: RequestContext, endpoint: Endpoint | None
+    ) -> Shape:
+        wanted = None if endpoint is None else endpoint.wants_logprobs
         return Shape(
-            wants_logprobs=sampling.logprobs is not None,
+            wants_logprobs=sampling.logprobs is not None if wanted is None else wanted,
+            tokens_as_token_ids=None if endpoint is None else endpoint.tokens_as_token_ids,
             packed_logprobs=request.logprobs_format == "packed",
             token_field=self.options.logprob_token_field
             if request.logprob_token_field is None
@@ -234,6 +258,10 @@ class Preparer:
         block = int(self.engine.info.extra.get("block_size", 1))
         if cached < needed - needed % block:
             raise CacheAbsentError(cached, needed - needed % block)
+
+
+def _request_id(request: GenerateRequest, context: RequestContext) -> str:
+    return ID_PREFIX + (context.request_id_header or request.request_id or uuid.uuid4().hex)
 
 
 def _modalities(request: GenerateRequest) -> set[str]:

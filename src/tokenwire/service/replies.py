@@ -6,6 +6,7 @@ event only when it was asked for.
 
 from __future__ import annotations
 
+import time
 from functools import partial
 from typing import Any
 
@@ -17,7 +18,7 @@ from tokenwire.service.context import ServiceOptions
 from tokenwire.service.levels import TextTools
 from tokenwire.service.logprob_shapes import npy, packed, prompt_entries
 from tokenwire.service.prepare import PreparedGenerate
-from tokenwire.service.usage import spec_decode_metrics, usage_chunk_counts, usage_of
+from tokenwire.service.usage import spec_decode_metrics, timing_metrics, usage_chunk_counts, usage_of
 from tokenwire.wire.generate import GenerateChunk, GenerateResponse, TokensChoice, UsageChunk
 from tokenwire.wire.usage import PerRequestMetrics
 
@@ -25,7 +26,15 @@ from tokenwire.wire.usage import PerRequestMetrics
 class RequestFacts:
     """What outputs say of the request as a whole."""
 
-    __slots__ = ("ec_transfer_params", "has_output", "kv_transfer_params", "prompt", "spec_decode")
+    __slots__ = (
+        "ec_transfer_params",
+        "first_time",
+        "has_output",
+        "kv_transfer_params",
+        "last_time",
+        "prompt",
+        "spec_decode",
+    )
 
     def __init__(self) -> None:
         self.has_output = False
@@ -33,15 +42,19 @@ class RequestFacts:
         self.kv_transfer_params: dict[str, Any] | None = None
         self.ec_transfer_params: dict[str, Any] | None = None
         self.spec_decode: SpecDecodeStats | None = None
+        self.first_time = self.last_time = 0.0
+        """When the first output and the last one came, as time.time()."""
 
     def first(self, outputs: list[EngineOutput]) -> int | None:
         """Take the prompt's facts from the first wake-up; returns the cached token count."""
         self.has_output = True
+        self.first_time = time.time()
         self.prompt = next((o.prompt for o in outputs if o.prompt is not None), self.prompt)
         return self.prompt.num_cached_tokens
 
     def finish(self, output: EngineOutput) -> None:
         """Take what a choice's last output says."""
+        self.last_time = time.time()
         if output.prompt is not None and output.prompt is not self.prompt:
             self.prompt.fill(output.prompt)
         self.kv_transfer_params = output.kv_transfer_params or self.kv_transfer_params
@@ -160,7 +173,18 @@ class ReplyShaper:
         return fields
 
     def _metrics(self) -> PerRequestMetrics | None:
-        detail = self._options.per_request_spec_decode_metrics
-        if detail == "none" or self._prepared.n != 1:
+        """Figures of one sequence; with several they would be nobody's."""
+        prepared, facts, detail = self._prepared, self.facts, self._options.per_request_spec_decode_metrics
+        if prepared.n != 1:
             return None
-        return spec_decode_metrics(self.facts.spec_decode, detailed=detail == "detailed")
+        metrics = None if detail == "none" else spec_decode_metrics(facts.spec_decode, detailed=detail == "detailed")
+        if not prepared.timings:
+            return metrics
+        times = timing_metrics(
+            prepared.engine_request.arrival_time, facts.first_time, facts.last_time, self._completion
+        )
+        return (
+            times
+            if metrics is None
+            else msgspec.structs.replace(times, speculative_decoding=metrics.speculative_decoding)
+        )

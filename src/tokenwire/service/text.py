@@ -53,22 +53,25 @@ class TokenizerText:
             return LogprobText(vocabulary, prompt)
 
         if request.output_mode == "text":
-            rules = LogprobRules(wanted=shape.wants_logprobs, as_token_ids=self._as_token_ids)
+            rules = LogprobRules(wanted=shape.wants_logprobs, as_token_ids=self._shows_ids(shape))
             return TextLevel(shape, ChoiceLogprobs(shape, rules, new_text))
-        logprobs = ChoiceLogprobs(shape, self._derender_rules(sampling), new_text)
+        logprobs = ChoiceLogprobs(shape, self._derender_rules(sampling, shape), new_text)
         if self.parser is None:
             return DerenderLevel(shape, logprobs, ChatFacts(), None)
         setup, facts = self.parser, chat_facts(request.parse_context)
         options = options_of(setup, facts, prompt_reasoning(vocabulary.source, setup, facts, prompt))
         return DerenderLevel(shape, logprobs, facts, lambda: MessageParser(setup.format, options))
 
-    def _derender_rules(self, sampling: SamplingParams) -> LogprobRules:
+    def _shows_ids(self, shape: Shape) -> bool:
+        return self._as_token_ids if shape.tokens_as_token_ids is None else shape.tokens_as_token_ids
+
+    def _derender_rules(self, sampling: SamplingParams, shape: Shape) -> LogprobRules:
         """Candidates are cut to what was asked for; ids asked for by name are all shown (PROTOCOL 1.3)."""
         named = sampling.logprob_token_ids is not None
         return LogprobRules(
             wanted=sampling.logprobs is not None or named,
             top=None if named else sampling.logprobs,
-            as_token_ids=self._as_token_ids,
+            as_token_ids=self._shows_ids(shape),
         )
 
 

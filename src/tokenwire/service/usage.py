@@ -51,3 +51,14 @@ def spec_decode_metrics(stats: SpecDecodeStats | None, *, detailed: bool) -> Per
             per_step_drafted=list(stats.drafted) if detailed else None,
         )
     )
+
+
+def timing_metrics(arrival: float, first: float, last: float, num_tokens: int) -> PerRequestMetrics:
+    """Timings of one sequence, from the times (in seconds) at which request, first output and last output came."""
+    decode_s, whole_s = last - first, last - arrival
+    return PerRequestMetrics(
+        time_to_first_token_ms=(first - arrival) * 1000,
+        generation_time_ms=decode_s * 1000,
+        mean_itl_ms=decode_s / (num_tokens - 1) * 1000 if num_tokens > 1 else None,
+        tokens_per_second=num_tokens / whole_s if whole_s > 0 else None,
+    )

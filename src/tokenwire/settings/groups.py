@@ -110,6 +110,8 @@ class OutputSettings:
     logprob_token_field: bool = option(False, help='Logprob entries also have `token: "token_id:N"`.')
     return_tokens_as_token_ids: bool = option(False, help="Logprobs of text levels show token_id:N instead of text.")
     enable_prompt_tokens_details: bool = option(False, help="Report cached_tokens in usage.")
+    enable_force_include_usage: bool = option(False, help="Streamed chats and completions always end with their usage.")
+    enable_per_request_metrics: bool = option(False, help="Chats and completions tell their timings in `metrics`.")
     per_request_spec_decode_metrics: Literal["none", "summary", "detailed"] = option(
         "none", help="Speculative-decoding figures in `metrics`."
     )

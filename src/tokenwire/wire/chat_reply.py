@@ -10,7 +10,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from tokenwire.wire.generate import DeltaToolCall, Message, TextLogprobs, WeightVersionSpan
+from tokenwire.wire.generate import DeltaMessage, DeltaToolCall, Message, TextLogprobs, WeightVersionSpan
 from tokenwire.wire.usage import PerRequestMetrics, UsageInfo
 
 
@@ -78,3 +78,36 @@ class ChatCompletionChunk(msgspec.Struct, frozen=True, kw_only=True):
     kv_transfer_params: dict[str, Any] | None = None
     ec_transfer_params: dict[str, Any] | UnsetType = UNSET
     prompt_logprobs: Any = UNSET
+
+
+class ChatStreamChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """A choice of a streamed chat; `delta` has only what is new, the rest only what there is."""
+
+    index: int
+    delta: DeltaMessage
+    logprobs: TextLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None | UnsetType = UNSET
+    """Beside a finish reason."""
+    token_ids: list[int] | UnsetType = UNSET
+    weight_versions: list[WeightVersionSpan] | UnsetType = UNSET
+    routed_experts: Any = UNSET
+    sampling_mask: list[list[int]] | UnsetType = UNSET
+
+
+class ChatStreamChunk(msgspec.Struct, frozen=True, kw_only=True):
+    """One event of a streamed chat; the last one, with usage, has no choices."""
+
+    id: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    created: int
+    model: str
+    choices: list[ChatStreamChoice]
+    usage: UsageInfo | UnsetType = UNSET
+    system_fingerprint: str | None = None
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_text: str | UnsetType = UNSET
+    prompt_logprobs: Any = UNSET
+    metrics: PerRequestMetrics | UnsetType = UNSET
+    kv_transfer_params: dict[str, Any] | UnsetType = UNSET
+    ec_transfer_params: dict[str, Any] | UnsetType = UNSET

@@ -1,12 +1,8 @@
-"""`/inference/v1/generate` and its abort: the hot path, written against ASGI itself.
-
-A whole reply is one send; a stream sends one piece per wake-up of the engine with all events that are ready.
-Waiting for the client to take a piece slows this stream only.
-"""
+"""`/inference/v1/generate` and its abort: the hot path, written against ASGI itself."""
 
 from __future__ import annotations
 
-from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -15,17 +11,23 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from tokenwire.errors import BodyValidationError
+from tokenwire.server.answering import PlainFraming, send_stream, send_whole
 from tokenwire.server.body import read_as, read_body
-from tokenwire.server.context import Server, generate_of, server_of
-from tokenwire.server.disconnect import DisconnectWatch
-from tokenwire.server.errors import MEDIA_TYPES, encode_error, log_error, status_of
-from tokenwire.server.frames import DONE_FRAMES, STREAM_TYPES, frame_events, frame_payload
+from tokenwire.server.context import generate_of, server_of
 from tokenwire.server.headers import reply_format, request_context
+from tokenwire.server.observers import LogObserver
 from tokenwire.server.responses import WireResponse
 from tokenwire.server.routing import RouteSpec
-from tokenwire.service.generate import GenerateService, PreparedGenerate
-from tokenwire.wire.codec import Format, encode
-from tokenwire.wire.generate import DerenderChoice, GenerateRequest, GenerateResponse, TextChoice, TokensChoice
+from tokenwire.service.generate import PreparedGenerate
+from tokenwire.wire.generate import (
+    DerenderChoice,
+    GenerateChunk,
+    GenerateRequest,
+    GenerateResponse,
+    TextChoice,
+    TokensChoice,
+    UsageChunk,
+)
 
 
 class GenerateEndpoint:
@@ -38,50 +40,22 @@ class GenerateEndpoint:
         request, unknown = await read_as(GenerateRequest, scope, receive, limit)
         fmt = reply_format(scope)
         prepared = await service.prepare(request, request_context(scope, fmt), unknown)
+        log = server.log
         if request.stream:
-            await _stream(server, service, prepared, fmt, receive, send)
+            told = None if log is None else partial(_log_events, log, prepared)
+            batches, name = service.stream(prepared), prepared.request_id
+            await send_stream(server, batches, PlainFraming(fmt), receive, send, name=name, on_events=told)
         else:
-            await _full(server, service, prepared, fmt, receive, send)
+            whole = None if log is None else partial(_log_reply, log, prepared)
+            await send_whole(service.full(prepared), fmt, receive, send, on_reply=whole)
 
 
-async def _full(
-    server: Server, service: GenerateService, prepared: PreparedGenerate, fmt: Format, receive: Receive, send: Send
-) -> None:
-    async with DisconnectWatch(receive) as watch:
-        response = await service.full(prepared)
-    if watch.gone:
-        return
-    if server.log is not None:
-        server.log.reply(prepared, response.choices)
-    payload = encode(response, fmt)
-    headers = [(b"content-type", MEDIA_TYPES[fmt]), (b"content-length", str(len(payload)).encode())]
-    await send({"type": "http.response.start", "status": 200, "headers": headers})
-    await send({"type": "http.response.body", "body": payload})
+def _log_reply(log: LogObserver, prepared: PreparedGenerate, reply: GenerateResponse) -> None:
+    log.reply(prepared, reply.choices)
 
 
-async def _stream(
-    server: Server, service: GenerateService, prepared: PreparedGenerate, fmt: Format, receive: Receive, send: Send
-) -> None:
-    headers = [
-        (b"content-type", STREAM_TYPES[fmt]),
-        (b"cache-control", b"no-cache"),
-        (b"x-accel-buffering", b"no"),  # nginx in front passes events on as they come
-    ]
-    await send({"type": "http.response.start", "status": 200, "headers": headers})
-    tail = DONE_FRAMES[fmt]
-    async with DisconnectWatch(receive) as watch:
-        try:
-            async with aclosing(service.stream(prepared)) as batches:
-                async for events in batches:
-                    if server.log is not None:
-                        server.log.reply(prepared, [choice for event in events for choice in event.choices])
-                    await send({"type": "http.response.body", "body": frame_events(events, fmt), "more_body": True})
-        except Exception as exc:
-            log_error(exc, f"stream {prepared.request_id}")
-            server.metrics.error(status_of(exc))
-            tail = frame_payload(encode_error(exc, fmt), fmt) + tail
-    if not watch.gone:
-        await send({"type": "http.response.body", "body": tail})
+def _log_events(log: LogObserver, prepared: PreparedGenerate, events: list[GenerateChunk | UsageChunk]) -> None:
+    log.reply(prepared, [choice for event in events for choice in event.choices])
 
 
 class AbortRequest(msgspec.Struct, frozen=True, kw_only=True):
