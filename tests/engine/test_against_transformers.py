@@ -9,13 +9,17 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from tests.engine.harness import Harness, Reference
 from tests.engine.tiny_models import CONFIGS, EOS, VOCAB
+from tokenwire.engine.local.batch import StepBatch
+from tokenwire.engine.local.kernels import MAX_SKINNY_ROWS
 
 MODELS = sorted(CONFIGS)
 
@@ -153,3 +157,31 @@ def test_a_conversation_continues_from_the_blocks_of_its_own_answer(folders: dic
     news = harness.output(second).prompt
     assert news is not None
     assert news.num_cached_tokens == 24  # the K/V of the answer's last token were never computed
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name not in ("gemma2-capped", "gpt2")])
+def test_the_fused_path_gives_the_same_logits_as_the_models_own_modules(name: str, folders: dict[str, Path]) -> None:
+    seen: dict[bool, list[torch.Tensor]] = {}
+    for fused in (True, False):
+        harness = Harness(folders[name], fused=fused, max_num_seqs=12, num_kv_blocks=256)
+        assert harness.core.runner.is_fused is fused
+        rows = seen[fused] = []
+        original = harness.core.runner.logits
+
+        def recorded(
+            batch: StepBatch, original: Callable[[StepBatch], torch.Tensor] = original, rows: list[torch.Tensor] = rows
+        ) -> torch.Tensor:
+            logits = original(batch)
+            rows.append(logits.clone())
+            return logits
+
+        harness.core.runner.logits = recorded  # type: ignore[method-assign]
+        for i, prompt in enumerate(prompts(8, 12)):
+            harness.add(prompt, max_tokens=30 + i, trace_decode_token_ids=[i + 4] * (30 + i))
+        harness.run()
+    assert [len(rows) for rows in seen[True]] == [len(rows) for rows in seen[False]]
+    sizes = {len(rows) for rows in seen[True]}
+    assert sizes >= {1, 2, 4}, "few rows take one kernel each"
+    assert max(sizes) > MAX_SKINNY_ROWS, "many rows take a GEMM"
+    for mine, own in zip(seen[True], seen[False], strict=True):
+        torch.testing.assert_close(mine, own, atol=3e-4, rtol=1e-4)

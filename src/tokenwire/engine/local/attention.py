@@ -44,6 +44,7 @@ class PagedAttention:
         self.cache: KVCache | None = None
         self.batch: StepBatch | None = None
         self.shapes: dict[int, LayerShape] = {}
+        self.calls: dict[int, AttentionCall] = {}
 
     def register(self) -> None:
         """Make transformers call this object for attention implementation `NAME`."""
@@ -70,6 +71,7 @@ class PagedAttention:
             self.shapes[layer] = LayerShape(key.shape[1], key.shape[3], value.shape[3])
         scale = scaling if scaling is not None else 1.0 / math.sqrt(query.shape[-1])
         call = AttentionCall(scale, sliding_window, softcap)
+        self.calls[layer] = call
         out = self.attend(layer, query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1), call)
         return out.unsqueeze(0), None
 
@@ -78,7 +80,7 @@ class PagedAttention:
     ) -> torch.Tensor:
         """query [T, heads, width], key and value [T, kv heads, width] -> [T, heads, value width]."""
         if self.cache is None or self.batch is None:
-            return _chunk_attention(query, key, value, 0, call)
+            return chunk_attention(query, key, value, 0, call)
         batch = self.batch
         keys, values = self.cache.keys[layer], self.cache.values[layer]
         keys.index_copy_(0, batch.slots, key)
@@ -93,7 +95,7 @@ class PagedAttention:
             whole = prefill.context == 0
             k = key[rows] if whole else keys[prefill.slots]
             v = value[rows] if whole else values[prefill.slots]
-            out[rows] = _chunk_attention(query[rows], k, v, prefill.context, call)
+            out[rows] = chunk_attention(query[rows], k, v, prefill.context, call)
         return out
 
 
@@ -106,7 +108,7 @@ def _refuse_unknown(mask: torch.Tensor | None, kwargs: dict[str, Any]) -> None:
         raise UnsupportedAttentionError(f"attention argument {name!r}")
 
 
-def _chunk_attention(
+def chunk_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, context: int, call: AttentionCall
 ) -> torch.Tensor:
     """Causal attention of rows context..context+C over keys 0..context+C: [C, heads, width] -> [C, heads, width]."""

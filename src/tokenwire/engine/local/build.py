@@ -73,6 +73,7 @@ def _info(folder: Path, options: LocalEngineOptions, facts: ModelFacts, runner: 
             "max_num_batched_tokens": budget,
             "enable_prefix_caching": options.enable_prefix_caching,
             "num_threads": torch.get_num_threads(),
+            "fused": runner.is_fused,
             "model_class": type(runner.model).__name__,
             "load_time_s": round(runner.load_time_s, 2),
         },

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from tokenwire.engine.local.kernels import paged_decode
+
 if TYPE_CHECKING:
     from tokenwire.engine.local.attention import AttentionCall
     from tokenwire.engine.local.batch import StepBatch
@@ -21,6 +23,33 @@ def decode_attention(
     call: AttentionCall,
 ) -> None:
     """query [D, heads, width], keys and values [slots, kv heads, width]; writes `out` [D, heads, value width]."""
+    if query.device.type == "cpu" and query.dtype == torch.float32:
+        paged_decode(
+            query.reshape(len(query), -1).numpy(),
+            keys.numpy(),
+            values.numpy(),
+            batch.decode_tables.numpy(),
+            batch.decode_lens.numpy(),
+            block_size,
+            query.shape[1],
+            call.scaling,
+            call.window,
+            call.softcap,
+            out.view(len(out), -1).numpy(),
+        )
+        return
+    out.copy_(_by_gathering(query, keys, values, batch, block_size, call))
+
+
+def _by_gathering(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    batch: StepBatch,
+    block_size: int,
+    call: AttentionCall,
+) -> torch.Tensor:
+    """Any device and dtype: gathers every sequence's K/V, padded to the longest."""
     num_rows, num_heads, width = query.shape
     num_kv_heads = keys.shape[1]
     group = num_heads // num_kv_heads
@@ -40,4 +69,5 @@ def decode_attention(
         scores = torch.tanh(scores / call.softcap) * call.softcap
     scores.masked_fill_(~seen[:, None, None, :], float("-inf"))
     weights = torch.softmax(scores, dim=-1).to(v.dtype)
-    out.copy_(torch.einsum("dhgl,dlhw->dhgw", weights, v).reshape(out.shape))
+    v = v.masked_fill(~seen[:, :, None, None], 0)  # what lies there may be anything, NaN too
+    return torch.einsum("dhgl,dlhw->dhgw", weights, v).reshape(num_rows, num_heads, -1)

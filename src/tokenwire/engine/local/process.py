@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 import json
 import logging
+import os
 import shutil
 import sys
 import tempfile
@@ -45,6 +47,7 @@ class CoreProcess:
             "tokenwire.engine.local.core_main",
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
+            env=_environment(directory),
         )
         core = CoreProcess(process, job.address, directory)
         try:
@@ -90,6 +93,25 @@ class CoreProcess:
     def forget(self) -> None:
         """Remove the socket's folder."""
         shutil.rmtree(self._directory, ignore_errors=True)
+
+
+def _environment(directory: Path) -> dict[str, str]:
+    """Ours, and a library path on which numba's OpenMP is PyTorch's: two runtimes would make each other wait.
+
+    numba asks for `libgomp.so.1.0.0`; PyTorch's wheel carries its own copy under another name.
+    """
+    environment = dict(os.environ)
+    spec = importlib.util.find_spec("torch")
+    if sys.platform != "linux" or spec is None or spec.origin is None:
+        return environment
+    carried = sorted((Path(spec.origin).parent / "lib").glob("libgomp*.so*"))
+    if len(carried) != 1:
+        return environment
+    (directory / "libgomp.so.1.0.0").symlink_to(carried[0])
+    paths = [str(directory), environment.get("LD_LIBRARY_PATH", "")]
+    environment["LD_LIBRARY_PATH"] = os.pathsep.join(path for path in paths if path)
+    environment["TOKENWIRE_SHARED_OPENMP"] = "1"
+    return environment
 
 
 def describe_exit(code: int) -> str:

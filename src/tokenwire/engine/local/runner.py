@@ -17,6 +17,8 @@ from transformers import PreTrainedModel
 
 from tokenwire.engine.local.attention import PagedAttention, UnsupportedAttentionError
 from tokenwire.engine.local.batch import StepBatch, build_batch
+from tokenwire.engine.local.fused import fuse
+from tokenwire.engine.local.kernels import set_num_threads
 from tokenwire.engine.local.kv_cache import KVCache
 from tokenwire.engine.local.loader import choose_device, choose_num_blocks, load_model
 from tokenwire.engine.local.options import LocalEngineOptions
@@ -31,6 +33,7 @@ class ModelRunner:
         started = time.monotonic()
         if options.num_threads is not None:
             torch.set_num_threads(options.num_threads)
+        set_num_threads(torch.get_num_threads())
         self.device = choose_device(options)
         self.attention = PagedAttention()
         self.attention.register()
@@ -41,7 +44,13 @@ class ModelRunner:
         num_blocks = choose_num_blocks(options, self.attention.shapes, self.dtype, self.device, max_model_len)
         self.cache = KVCache(self.attention.shapes, num_blocks, options.block_size, self.dtype, self.device)
         self.attention.cache = self.cache
+        self._fused = fuse(self.model, self.attention) if options.fused else None
         self.load_time_s = time.monotonic() - started
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether the fused path runs instead of the model's own modules."""
+        return self._fused is not None
 
     @torch.inference_mode()
     def forward(self, chunks: Sequence[Chunk], tables: NDArray[np.int32]) -> tuple[torch.Tensor, StepBatch]:
@@ -55,6 +64,8 @@ class ModelRunner:
 
     def logits(self, batch: StepBatch) -> torch.Tensor:
         """[R, vocab] of the rows the batch names; writes K/V."""
+        if self._fused is not None:
+            return self._fused.logits(batch)
         output = self.model(
             input_ids=batch.token_ids.unsqueeze(0),
             position_ids=batch.positions.unsqueeze(0),

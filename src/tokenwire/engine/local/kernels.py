@@ -1,0 +1,349 @@
+"""Compiled CPU kernels of the fused path: numpy arrays in, results written into arrays given. float32 only.
+
+Every kernel is one body over a range of rows, columns or heads, compiled by numba once per installation and cached
+beside this file. `_split` variants run the body's range in pieces on several threads; they are used when there are
+several and the work is worth waking them.
+
+Two OpenMP runtimes in one process make each other's threads wait for milliseconds. So numba's threads come from
+PyTorch's runtime where `process.CoreProcess` has arranged that they can share it, else from numba's own pool.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import numba
+import numpy as np
+from numba import njit, prange
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float32]
+Ints = NDArray[np.int32]
+Kernel = Callable[..., None]
+
+SHARED_OPENMP = "TOKENWIRE_SHARED_OPENMP"
+"""Set in a process whose dynamic linker gives numba PyTorch's OpenMP."""
+MAX_SKINNY_ROWS = 8
+"""Up to this many rows `skinny_linear` beats a GEMM: it reads every weight once, at memory speed."""
+PIECES_PER_THREAD = 4
+WORTH_THREADS = 1 << 16
+"""Multiplications below which one thread is faster than waking another."""
+
+numba.config.THREADING_LAYER = "omp" if os.environ.get(SHARED_OPENMP) else "workqueue"
+_num_threads = 1
+
+
+def set_num_threads(count: int) -> None:
+    """Threads of the kernels; at most the machine's cores."""
+    global _num_threads
+    _num_threads = min(count, numba.config.NUMBA_NUM_THREADS)
+    if _num_threads > 1:
+        numba.set_num_threads(_num_threads)
+
+
+def _compiled(*, parallel: bool = False) -> Callable[[Kernel], Kernel]:
+    """Decorator. Sums may be reordered into vectors; NaN and infinity keep their meaning."""
+    compiler: Callable[[Kernel], Kernel] = njit(
+        parallel=parallel, fastmath={"contract", "reassoc", "arcp", "nsz"}, nogil=True, cache=True
+    )
+    return compiler
+
+
+def _pieces(work: int) -> int:
+    """In how many pieces to split that many multiplications; 1: do not."""
+    return _num_threads * PIECES_PER_THREAD if _num_threads > 1 and work >= WORTH_THREADS else 1
+
+
+# --- rows -------------------------------------------------------------------------------------------------------
+
+
+@_compiled()
+def _add_norm(start: int, stop: int, x: Floats, delta: Floats, weight: Floats, eps: float, out: Floats) -> None:
+    width = x.shape[1]
+    for r in range(start, stop):
+        total = np.float32(0.0)
+        for i in range(width):
+            value = x[r, i] + delta[r, i]
+            x[r, i] = value
+            total += value * value
+        scale = np.float32(1.0 / np.sqrt(total / width + eps))
+        for i in range(width):
+            out[r, i] = x[r, i] * scale * weight[i]
+
+
+@_compiled(parallel=True)
+def _add_norm_split(pieces: int, x: Floats, delta: Floats, weight: Floats, eps: float, out: Floats) -> None:
+    rows = x.shape[0]
+    for p in prange(pieces):
+        _add_norm(p * rows // pieces, (p + 1) * rows // pieces, x, delta, weight, eps, out)
+
+
+def add_norm(x: Floats, delta: Floats, weight: Floats, eps: float, out: Floats) -> None:
+    """x += delta, then out = RMS norm of x. All [rows, width]."""
+    pieces = _pieces(4 * x.size)
+    if pieces == 1:
+        _add_norm(0, len(x), x, delta, weight, eps, out)
+    else:
+        _add_norm_split(pieces, x, delta, weight, eps, out)
+
+
+@_compiled()
+def _rope_store(
+    start: int,
+    stop: int,
+    qkv: Floats,
+    cos: Floats,
+    sin: Floats,
+    q_norm: Floats,
+    k_norm: Floats,
+    eps: float,
+    num_heads: int,
+    slots: NDArray[np.int64],
+    keys: Floats,
+    values: Floats,
+) -> None:
+    num_kv_heads, width = keys.shape[1], keys.shape[2]
+    half = width // 2
+    for r in range(start, stop):
+        slot = slots[r]
+        for h in range(num_heads + num_kv_heads):
+            at = h * width
+            norm = q_norm if h < num_heads else k_norm
+            if norm.shape[0] > 0:
+                total = np.float32(0.0)
+                for i in range(width):
+                    total += qkv[r, at + i] * qkv[r, at + i]
+                scale = np.float32(1.0 / np.sqrt(total / width + eps))
+                for i in range(width):
+                    qkv[r, at + i] = qkv[r, at + i] * scale * norm[i]
+            for i in range(half):
+                low, high = qkv[r, at + i], qkv[r, at + half + i]
+                qkv[r, at + i] = low * cos[r, i] - high * sin[r, i]
+                qkv[r, at + half + i] = high * cos[r, half + i] + low * sin[r, half + i]
+        k_at = num_heads * width
+        v_at = k_at + num_kv_heads * width
+        for h in range(num_kv_heads):
+            for i in range(width):
+                keys[slot, h, i] = qkv[r, k_at + h * width + i]
+                values[slot, h, i] = qkv[r, v_at + h * width + i]
+
+
+@_compiled(parallel=True)
+def _rope_store_split(
+    pieces: int,
+    qkv: Floats,
+    cos: Floats,
+    sin: Floats,
+    q_norm: Floats,
+    k_norm: Floats,
+    eps: float,
+    num_heads: int,
+    slots: NDArray[np.int64],
+    keys: Floats,
+    values: Floats,
+) -> None:
+    rows = qkv.shape[0]
+    for p in prange(pieces):
+        start, stop = p * rows // pieces, (p + 1) * rows // pieces
+        _rope_store(start, stop, qkv, cos, sin, q_norm, k_norm, eps, num_heads, slots, keys, values)
+
+
+def rope_store(qkv: Floats, *rest: Any) -> None:
+    """Rotate q and k heads of qkv [rows, (q + 2 kv heads) * width] in place, write k and v into the cache.
+
+    `q_norm` and `k_norm` [width] are applied per head before the rotation; empty: no norm. Rows have distinct slots.
+    """
+    pieces = _pieces(4 * qkv.size)
+    if pieces == 1:
+        _rope_store(0, len(qkv), qkv, *rest)
+    else:
+        _rope_store_split(pieces, qkv, *rest)
+
+
+# --- linear layers of few rows ----------------------------------------------------------------------------------
+
+
+@_compiled()
+def _linear_1(start: int, stop: int, x: Floats, weight: Floats, out: Floats) -> None:
+    width = weight.shape[1]
+    for n in range(start, stop):
+        a = np.float32(0.0)
+        for k in range(width):
+            a += weight[n, k] * x[0, k]
+        out[0, n] = a
+
+
+@_compiled()
+def _linear_2(start: int, stop: int, x: Floats, weight: Floats, out: Floats) -> None:
+    width = weight.shape[1]
+    for n in range(start, stop):
+        a = np.float32(0.0)
+        b = np.float32(0.0)
+        for k in range(width):
+            w = weight[n, k]
+            a += w * x[0, k]
+            b += w * x[1, k]
+        out[0, n] = a
+        out[1, n] = b
+
+
+@_compiled()
+def _linear_4(start: int, stop: int, x: Floats, weight: Floats, out: Floats) -> None:
+    """Rows four at a time; a weight row stays in the first-level cache between them. `x` and `out` are padded to 4."""
+    width = weight.shape[1]
+    for n in range(start, stop):
+        for m in range(0, x.shape[0], 4):
+            a = np.float32(0.0)
+            b = np.float32(0.0)
+            c = np.float32(0.0)
+            d = np.float32(0.0)
+            for k in range(width):
+                w = weight[n, k]
+                a += w * x[m, k]
+                b += w * x[m + 1, k]
+                c += w * x[m + 2, k]
+                d += w * x[m + 3, k]
+            out[m, n] = a
+            out[m + 1, n] = b
+            out[m + 2, n] = c
+            out[m + 3, n] = d
+
+
+@_compiled()
+def _linear(start: int, stop: int, x: Floats, weight: Floats, out: Floats) -> None:
+    if x.shape[0] == 1:
+        _linear_1(start, stop, x, weight, out)
+    elif x.shape[0] == 2:
+        _linear_2(start, stop, x, weight, out)
+    else:
+        _linear_4(start, stop, x, weight, out)
+
+
+@_compiled(parallel=True)
+def _linear_split(pieces: int, x: Floats, weight: Floats, out: Floats) -> None:
+    columns = weight.shape[0]
+    for p in prange(pieces):
+        _linear(p * columns // pieces, (p + 1) * columns // pieces, x, weight, out)
+
+
+def skinny_linear(x: Floats, weight: Floats) -> Floats:
+    """x [rows, width] times weight [columns, width] transposed, for 1 to `MAX_SKINNY_ROWS` rows."""
+    rows = len(x)
+    padded = rows if rows <= 2 else -(-rows // 4) * 4
+    if padded != rows:
+        x = np.concatenate([x, np.zeros((padded - rows, x.shape[1]), dtype=np.float32)])
+    out = np.empty((padded, len(weight)), dtype=np.float32)
+    pieces = _pieces(weight.size)
+    if pieces == 1:
+        _linear(0, len(weight), x, weight, out)
+    else:
+        _linear_split(pieces, x, weight, out)
+    return out[:rows]
+
+
+# --- attention of one new token per sequence --------------------------------------------------------------------
+
+
+@_compiled()
+def _decode(
+    first: int,
+    last: int,
+    query: Floats,
+    keys: Floats,
+    values: Floats,
+    tables: Ints,
+    lens: Ints,
+    block_size: int,
+    num_heads: int,
+    scale: float,
+    window: int,
+    softcap: float,
+    out: Floats,
+) -> None:
+    num_kv_heads, width = keys.shape[1], keys.shape[2]
+    value_width = values.shape[2]
+    group = num_heads // num_kv_heads
+    for task in range(first, last):
+        row = task // num_kv_heads
+        kv_head = task % num_kv_heads
+        stop = lens[row]
+        start = max(0, stop - window) if window > 0 else 0
+        scores = np.empty((group, stop - start), dtype=np.float32)
+        for j in range(start, stop):
+            slot = tables[row, j // block_size] * block_size + j % block_size
+            for g in range(group):
+                at = (kv_head * group + g) * width
+                dot = np.float32(0.0)
+                for i in range(width):
+                    dot += query[row, at + i] * keys[slot, kv_head, i]
+                dot *= np.float32(scale)
+                if softcap > 0.0:
+                    dot = np.float32(np.tanh(dot / softcap) * softcap)
+                scores[g, j - start] = dot
+        sums = np.zeros((group, value_width), dtype=np.float32)
+        for g in range(group):
+            highest = scores[g, 0]
+            for j in range(stop - start):
+                highest = max(highest, scores[g, j])
+            total = np.float32(0.0)
+            for j in range(stop - start):
+                weight = np.exp(scores[g, j] - highest)
+                scores[g, j] = weight
+                total += weight
+            for j in range(stop - start):
+                scores[g, j] /= total
+        for j in range(start, stop):
+            slot = tables[row, j // block_size] * block_size + j % block_size
+            for g in range(group):
+                weight = scores[g, j - start]
+                for i in range(value_width):
+                    sums[g, i] += weight * values[slot, kv_head, i]
+        for g in range(group):
+            at = (kv_head * group + g) * value_width
+            for i in range(value_width):
+                out[row, at + i] = sums[g, i]
+
+
+@_compiled(parallel=True)
+def _decode_split(
+    query: Floats,
+    keys: Floats,
+    values: Floats,
+    tables: Ints,
+    lens: Ints,
+    block_size: int,
+    num_heads: int,
+    scale: float,
+    window: int,
+    softcap: float,
+    out: Floats,
+) -> None:
+    for task in prange(lens.shape[0] * keys.shape[1]):
+        _decode(task, task + 1, query, keys, values, tables, lens, block_size, num_heads, scale, window, softcap, out)
+
+
+def paged_decode(
+    query: Floats,
+    keys: Floats,
+    values: Floats,
+    tables: Ints,
+    lens: Ints,
+    block_size: int,
+    num_heads: int,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    out: Floats,
+) -> None:
+    """Attention of one query per row over its blocks.
+
+    `query` [rows, >= heads * width]: the heads lie first in a row. `tables` [rows, blocks], `lens` [rows]: tokens to
+    see, the new one included. Writes `out` [rows, heads * value width]. Reads nothing but those tokens' slots.
+    """
+    arguments = (query, keys, values, tables, lens, block_size, num_heads, scale, window or 0, softcap or 0.0, out)
+    if _pieces(tables.shape[1] * block_size * out.size) == 1:
+        _decode(0, len(lens) * keys.shape[1], *arguments)
+    else:
+        _decode_split(*arguments)
