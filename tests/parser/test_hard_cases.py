@@ -137,10 +137,11 @@ def test_14_a_call_opened_while_thinking_is_a_call() -> None:
     assert parser.saw_tool_calls
 
 
-def test_15_sequential_ids_go_on_from_the_history() -> None:
+@pytest.mark.parametrize(("name", "changes"), [("kimi_k2", {"forced": "json"}), ("granite", {"call_ids": "functions"})])
+def test_15_sequential_ids_go_on_from_the_history(name: str, changes: dict[str, Any]) -> None:
     text = '[{"name": "get", "parameters": {}}, {"name": "get", "parameters": {}}]'
-    options = ParserOptions(tools=[tool("get")], tool_choice="required", history_tool_call_cnt=2, call_ids="functions")
-    message, _ = parsed(("granite", None), text, options)
+    options = ParserOptions(tools=[tool("get")], tool_choice="required", history_tool_call_cnt=2, **changes)
+    message, _ = parsed((name, None), text, options)
     assert [call.id for call in message.tool_calls] == ["functions.get:2", "functions.get:3"]
 
 

@@ -64,7 +64,7 @@ class Compiled:
     call_ids: CallIds
 
 
-def _syntax_of(format: Format, kind: ChoiceKind) -> tuple[CallSyntax | None, bool, bool]:
+def _syntax_of(format: Format, kind: ChoiceKind, forced: str | None) -> tuple[CallSyntax | None, bool, bool]:
     """The syntax to read, whether it is one of the forced ones, and whether its calls are hidden."""
     tools = format.tools
     if tools is None:
@@ -73,18 +73,20 @@ def _syntax_of(format: Format, kind: ChoiceKind) -> tuple[CallSyntax | None, boo
         return make_syntax(tools.syntax), False, kind == "none"
     if kind == "none":
         return (make_syntax(tools.syntax), False, True) if format.is_engine else (None, False, False)
-    if tools.forced == "json" and kind in ("required", "named"):
+    if (forced or tools.forced) == "json" and kind in ("required", "named"):
         return make_syntax(FORCED_LIST if kind == "required" else BareArguments()), True, False
     return make_syntax(tools.syntax), False, False
 
 
 @lru_cache(maxsize=256)
-def compile_format(format: Format, kind: ChoiceKind, thinking: bool, eos_texts: tuple[str, ...]) -> Compiled:
+def compile_format(
+    format: Format, kind: ChoiceKind, thinking: bool, eos_texts: tuple[str, ...], forced_as: str | None = None
+) -> Compiled:
     """`format` for a tool choice, with thinking on or off. Cached: parsers of one kind share one."""
     tools = format.tools or _PLAIN
     declared = format.reasoning
     reasoning = declared if thinking else None
-    syntax, forced, hidden = _syntax_of(format, kind)
+    syntax, forced, hidden = _syntax_of(format, kind, forced_as)
     owns_all = syntax is not None and isinstance(tools.syntax, HarmonyCalls)
     if declared is not None and format.tools is None and declared.harmony:
         syntax, owns_all, hidden = make_syntax(HarmonyCalls()), True, True

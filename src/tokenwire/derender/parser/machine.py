@@ -47,7 +47,7 @@ class MessageParser:
         kind, _ = options.choice()
         reasoning = format.reasoning
         thinking = reasoning is not None and thinking_enabled(reasoning, options.chat_template_kwargs)
-        self._c: Compiled = compile_format(format, kind, thinking, tuple(options.eos_texts))
+        self._c: Compiled = compile_format(format, kind, thinking, tuple(options.eos_texts), options.forced)
         self._final = False
         self.steps = 0
         """Steps of the machine so far, a measure of its work."""

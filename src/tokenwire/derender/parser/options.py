@@ -62,6 +62,9 @@ class ParserOptions:
     """What the prompt says; ask `reasoning_state_of_prompt`."""
     call_ids: CallIds | None = None
     """How calls without an id of their own are named, where the model's type says it; null leaves it to the format."""
+    forced: Literal["json", "native"] | None = None
+    """How required and named calls come: as plain JSON, where a grammar made them so, or as the model writes its
+    calls; null leaves it to the format."""
     eos_texts: Sequence[str] = ()
     """Further texts of this model's end-of-turn tokens; a format knows its own."""
 

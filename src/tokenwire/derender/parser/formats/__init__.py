@@ -1,4 +1,8 @@
-"""The table of formats, by the names that vLLM's `--tool-call-parser` and `--reasoning-parser` take."""
+"""The table of formats, by the names that vLLM's `--tool-call-parser` and `--reasoning-parser` take.
+
+A new format is one entry in a file beside this one, in the words of `format.py`, and one readable file of examples
+in `tests/data/parsers/examples`. The property tests take it up by themselves.
+"""
 
 from __future__ import annotations
 

@@ -51,12 +51,14 @@ INTERNLM = ToolFormat(
     ),
     text_after="drop",
     unfinished="drop",
+    malformed="raw",
     forced="json",
     turn_ends=_CHATML,
 )
 LLAMA3_JSON = ToolFormat(
     name="llama3_json",
     syntax=JsonCalls(open=("<|python_tag|>",), bare="anywhere", listed="maybe", separators=";,", whole="listed"),
+    text_after="drop",
     turn_ends=("<|eot_id|>", "<|eom_id|>"),
 )
 GRANITE = ToolFormat(
@@ -79,6 +81,7 @@ GRANITE_20B_FC = ToolFormat(
 JAMBA = ToolFormat(
     name="jamba",
     syntax=JsonCalls(open=("<tool_calls>",), close=("</tool_calls>",), listed="always", argument_keys=("arguments",)),
+    text_after="drop",
     forced="json",
     turn_ends=("<|endoftext|>",),
 )
