@@ -28,7 +28,7 @@ from tokenwire.derender.parser import (
     known_reasoning_parsers,
     known_tool_parsers,
 )
-from tokenwire.errors import InvalidStateError
+from tokenwire.errors import InvalidRequestError, InvalidStateError
 
 TEXT = 'Ok <tool_call>{"name": "get_weather", "arguments": {"city": "Rome", "days": 3}}</tool_call>'
 
@@ -133,6 +133,19 @@ def test_the_names_of_vllm_are_known() -> None:
 def test_an_unknown_name_is_refused_with_the_known_ones(names: tuple[str | None, str | None]) -> None:
     with pytest.raises(UnknownFormatError, match="'nope' is not known. Known names: .*glm45"):
         find_format(*names)
+
+
+@pytest.mark.parametrize("names", [("hermes", "openai_gptoss"), ("openai", "qwen3")])
+def test_harmony_goes_with_itself_only(names: tuple[str, str]) -> None:
+    with pytest.raises(InvalidRequestError, match="do not go together"):
+        find_format(*names)
+
+
+def test_analysis_is_not_shown_where_reasoning_is_not_read() -> None:
+    text = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes."
+    parser = MessageParser(find_format("openai", None), ParserOptions())
+    message = assemble([parser.feed(text), parser.finish("stop")])
+    assert (message.reasoning, message.content) == (None, "Yes.")
 
 
 def test_aliases_are_the_same_format() -> None:

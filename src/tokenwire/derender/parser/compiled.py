@@ -51,6 +51,8 @@ class Compiled:
     plain_content: re.Pattern[str]
     """Matches text that is not merely content to be passed on."""
     plain_reasoning: re.Pattern[str]
+    shows_reasoning: bool
+    """False for a Harmony output when no reasoning was asked to be read: its analysis is then nobody's."""
     strips_content_newlines: bool
     trims_content: bool
     trims_reasoning: bool
@@ -121,6 +123,7 @@ def compile_format(
         turn_ends=turn_ends,
         plain_content=_not_plain(in_content, turn_ends, trims_content),
         plain_reasoning=_not_plain(in_reasoning, turn_ends, trims_reasoning),
+        shows_reasoning=not owns_all or declared is not None,
         strips_content_newlines=reasoning is not None and reasoning.strip_content_newlines,
         trims_content=trims_content,
         trims_reasoning=trims_reasoning,

@@ -76,7 +76,7 @@ class Emitter:
             s.kept_reasoning += text
         elif text:
             s.reasoned = True
-            if self._options.include_reasoning:
+            if self._options.include_reasoning and self._c.shows_reasoning:
                 self.out.reasoning = text if self.out.reasoning is None else self.out.reasoning + text
 
     def _release_reasoning(self) -> None:

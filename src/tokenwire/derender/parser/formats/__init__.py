@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from tokenwire.derender.parser.format import Format, ReasoningFormat, ToolFormat
+from tokenwire.derender.parser.format import Format, HarmonyCalls, ReasoningFormat, ToolFormat
 from tokenwire.derender.parser.formats import json_formats, other_formats, reasoning_formats, recent_formats
 from tokenwire.errors import InvalidRequestError
 
@@ -58,4 +58,10 @@ def find_format(tool_parser: str | None, reasoning_parser: str | None) -> Format
         reasoning = REASONING_FORMATS.get(REASONING_ALIASES.get(reasoning_parser, reasoning_parser))
         if reasoning is None:
             raise UnknownFormatError("reasoning_parser", reasoning_parser, known_reasoning_parsers())
+    if tools is not None and reasoning is not None and isinstance(tools.syntax, HarmonyCalls) != reasoning.harmony:
+        raise InvalidRequestError(
+            f"tool_call_parser={tool_parser!r} and reasoning_parser={reasoning_parser!r} do not go together: "
+            "openai and openai_gptoss read one format, and only each other.",
+            param="tool_call_parser",
+        )
     return Format(tools=tools, reasoning=reasoning)
