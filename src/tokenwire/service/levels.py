@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from tokenwire.engine.base import EngineOutput
 from tokenwire.service.logprob_shapes import npy, packed, raw, token_id_entries
 from tokenwire.wire.generate import (
+    CompactTokensChoice,
     GenerateRequest,
     OutputMode,
     PackedLogprobs,
@@ -69,17 +70,18 @@ class TokensLevel:
 
     def __init__(self, shape: Shape) -> None:
         self._shape = shape
+        self._delta_kind = CompactTokensChoice if shape.binary else TokensChoice
 
     def full(self, output: EngineOutput) -> TokensChoice:
-        return self._choice(output, output.finish_reason or "stop")
+        return self._choice(output, output.finish_reason or "stop", TokensChoice)
 
     def delta(self, output: EngineOutput) -> TokensChoice | None:
         if not output.token_ids and output.finish_reason is None:
             return None
-        return self._choice(output, output.finish_reason)
+        return self._choice(output, output.finish_reason, self._delta_kind)
 
-    def _choice(self, output: EngineOutput, finish_reason: str | None) -> TokensChoice:
-        return TokensChoice(
+    def _choice(self, output: EngineOutput, finish_reason: str | None, kind: type[TokensChoice]) -> TokensChoice:
+        return kind(
             index=output.index,
             finish_reason=finish_reason,
             token_ids=output.token_ids,

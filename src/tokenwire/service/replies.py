@@ -19,7 +19,7 @@ from tokenwire.service.levels import TextTools
 from tokenwire.service.logprob_shapes import npy, packed, prompt_entries
 from tokenwire.service.prepare import PreparedGenerate
 from tokenwire.service.usage import spec_decode_metrics, timing_metrics, usage_chunk_counts, usage_of
-from tokenwire.wire.generate import GenerateChunk, GenerateResponse, TokensChoice, UsageChunk
+from tokenwire.wire.generate import CompactChunk, GenerateChunk, GenerateResponse, TokensChoice, UsageChunk
 from tokenwire.wire.usage import PerRequestMetrics
 
 
@@ -75,6 +75,7 @@ class ReplyShaper:
         self.facts = RequestFacts()
         self._first = True
         self._open = prepared.n
+        self._chunk_kind = CompactChunk if prepared.context.binary else GenerateChunk
         self._num_shown = [0] * prepared.n
         """Tokens per choice up to the event that is being made; a wake-up may bring several of one choice."""
 
@@ -109,7 +110,7 @@ class ReplyShaper:
             if self._first or self._open == 0 or prepared.continuous_usage:
                 events.append(self._special(choice))
             else:
-                events.append(GenerateChunk(request_id=request_id, output_mode=mode, choices=[choice]))
+                events.append(self._chunk_kind(request_id=request_id, output_mode=mode, choices=[choice]))
         return events
 
     def usage_chunk(self) -> UsageChunk:
@@ -135,7 +136,7 @@ class ReplyShaper:
             fields["ec_transfer_params"] = facts.ec_transfer_params
         if prepared.continuous_usage:
             fields["usage"] = usage_of(self._prompt_len, self._num_shown[choice.index], None)
-        return GenerateChunk(
+        return self._chunk_kind(
             request_id=prepared.request_id, output_mode=prepared.level.mode, choices=[choice], **fields
         )
 

@@ -221,6 +221,10 @@ class TokensChoice(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: TokenIdLogprobs | PackedLogprobs | None = None
 
 
+class CompactTokensChoice(TokensChoice, frozen=True, kw_only=True, omit_defaults=True):
+    """In a MessagePack stream: nulls are left out, which are most of a one-token chunk; readers take them as null."""
+
+
 class TextChoice(TokensChoice, frozen=True, kw_only=True):
     text: str
     logprobs: TextLogprobs | PackedLogprobs | None = None  # type: ignore[assignment]
@@ -277,6 +281,10 @@ class GenerateChunk(msgspec.Struct, frozen=True, kw_only=True):
     ec_transfer_params: dict[str, Any] | UnsetType = UNSET
     output_mode: OutputMode = "tokens"
     choices: list[Any]
+
+
+class CompactChunk(GenerateChunk, frozen=True, kw_only=True, omit_defaults=True):
+    """In a MessagePack stream, as `CompactTokensChoice`."""
 
 
 class UsageChunk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
