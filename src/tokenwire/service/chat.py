@@ -38,6 +38,10 @@ class PreparedChat:
     """What stands before every choice's content."""
     prompt_text: str | None
 
+    @property
+    def request_id(self) -> str:
+        return self.generate.request_id
+
 
 class ChatService:
     """Chats over one server's render and generate services."""

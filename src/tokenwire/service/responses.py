@@ -45,6 +45,10 @@ class PreparedResponse:
     request: ResponsesRequest
     chat: PreparedChat
 
+    @property
+    def request_id(self) -> str:
+        return self.chat.request_id
+
 
 class ResponsesService:
     """The responses endpoint over the chat service."""
@@ -92,7 +96,7 @@ class ResponsesService:
 
     def _drafts(self, prepared: PreparedResponse) -> ItemDrafts:
         custom = {str(tool.get("name")) for tool in prepared.request.tools if tool.get("type") == "custom"}
-        return ItemDrafts(prepared.chat.generate.request_id, custom)
+        return ItemDrafts(prepared.request_id, custom)
 
 
 def _write(items: ItemDrafts, choice: ChatChoice, *, wants_logprobs: bool) -> None:

@@ -21,7 +21,7 @@ class MessagesEndpoint:
         service = endpoints_of(server).messages
         prepared = await service.prepare(request, request_context(scope, "json"))
         if request.stream:
-            batches, name = service.stream(prepared), prepared.generate.request_id
+            batches, name = service.stream(prepared), prepared.request_id
             await send_stream(server, batches, MessagesFraming(), receive, send, name=name)
         else:
             await send_whole(service.full(prepared), reply_format(scope), receive, send)

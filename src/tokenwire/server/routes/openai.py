@@ -66,7 +66,7 @@ async def _sampled(request: CommonSampling, service: Any, scope: Scope, receive:
     fmt = reply_format(scope)
     prepared = await service.prepare(with_priority(request, scope), request_context(scope, fmt))
     if request.stream:
-        name = f"of {scope['path']}"
+        name = prepared.request_id
         await send_stream(server_of(scope), service.stream(prepared), PlainFraming(fmt), receive, send, name=name)
     else:
         await send_whole(service.full(prepared), fmt, receive, send)
@@ -112,7 +112,7 @@ class ResponsesEndpoint:
         service, fmt = endpoints_of(server).responses, reply_format(scope)
         prepared = await service.prepare(with_priority(request, scope), request_context(scope, "json"))
         if request.stream:
-            batches, name = service.stream(prepared), prepared.chat.generate.request_id
+            batches, name = service.stream(prepared), prepared.request_id
             await send_stream(server, batches, ResponsesFraming(), receive, send, name=name)
         else:
             await send_whole(service.full(prepared), fmt, receive, send)
