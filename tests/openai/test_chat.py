@@ -1,6 +1,7 @@
 """`/v1/chat/completions` over a scripted engine.
 
-1. A stream: role first, deltas with nothing but news, a finish chunk, usage when asked, [DONE]; it adds up to the whole.
+1. A stream: role first, deltas with nothing but news, a finish chunk, usage when asked, [DONE]; it adds up to the
+   whole message.
 2. n, logprobs and top_logprobs, return_tokens_as_token_ids, token ids, prompt ids and prompt logprobs.
 3. Tools: auto, required, named and none, parallel calls, hidden reasoning.
 4. response_format reaches the engine as structured outputs.

@@ -1,7 +1,8 @@
 """Anthropic's `/v1/messages` over a scripted engine.
 
 1. A whole message: blocks of thinking, text and tool use; ids; usage.
-2. A stream's events: one start, blocks that open, grow and close in order, the stop with its usage; it adds up to the whole.
+2. A stream's events: one start, blocks that open, grow and close in order, the stop with its usage; it adds up to
+   the whole message.
 3. Stop reasons: end_turn, max_tokens, stop_sequence, tool_use (forced calls too), none for an abort.
 4. Arguments that are no JSON object are kept, whole and streamed.
 5. Errors in Anthropic's shape on these paths only, streamed as the event `error`; keys are read from x-api-key.
