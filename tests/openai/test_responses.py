@@ -113,6 +113,16 @@ async def test_a_stream_s_deltas_are_its_texts_and_arguments() -> None:
             assert event["item_id"] == events[-1]["response"]["output"][event["output_index"]]["id"]
 
 
+async def test_transfer_params_and_timings_are_in_the_last_response() -> None:
+    app, _ = front(says("Hello", kv_transfer_params={"block": 1}), enable_per_request_metrics=True)
+    for response in (
+        await whole(app, RESPONSES, BODY),
+        (await named_events(app, RESPONSES, BODY))[-1]["response"],
+    ):
+        assert response["kv_transfer_params"] == {"block": 1}
+        assert response["metrics"]["time_to_first_token_ms"] >= 0
+
+
 # --- 3. logprobs, custom tools
 
 

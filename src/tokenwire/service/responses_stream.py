@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
+import msgspec
 from msgspec import UNSET
 
 from tokenwire.service.responses_items import ItemDraft, ItemDrafts, custom_input
@@ -23,6 +24,9 @@ from tokenwire.wire.usage import UsageInfo
 MakeResponse = Callable[[list[OutputItem], str | None, UsageInfo | None], ResponsesResponse]
 """From items, finish reason (None: still running) and usage."""
 
+EXTRAS = ("kv_transfer_params", "ec_transfer_params", "metrics")
+"""Fields of a chunk that the last response has too."""
+
 
 class ResponseStream:
     """Shapes one stream. The chat below it must end with its usage."""
@@ -35,6 +39,8 @@ class ResponseStream:
         self._open_call = -1
         self._number = 0
         self._finish_reason: str | None = None
+        self._extras: dict[str, Any] = {}
+        """What the last chunks say of the request as a whole."""
         self._scores: list[TextLogprobEntry] = []
         """Of tokens whose text has not shown yet."""
 
@@ -44,6 +50,7 @@ class ResponseStream:
             begun = self._make([], None, None)
             yield self._event("response.created", response=begun)
             yield self._event("response.in_progress", response=begun)
+        self._extras |= {name: value for name in EXTRAS if (value := getattr(chunk, name)) is not UNSET}
         for choice in chunk.choices:
             yield from self._choice(choice)
         if not chunk.choices and chunk.usage is not UNSET:
@@ -129,6 +136,7 @@ class ResponseStream:
             self._take_scores(self._open)
         yield from self._closed(status)
         whole = self._make(self._drafts.items(status), self._finish_reason or "stop", usage)
+        whole = msgspec.structs.replace(whole, **self._extras)
         name = "completed" if whole.status == "completed" else "incomplete"
         yield self._event(f"response.{name}", response=whole)
 
