@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Any
@@ -41,6 +42,7 @@ from tokenwire.engine.base import (
     EngineOutput,
     EngineRequest,
     EngineStatus,
+    OutputStream,
     Pause,
     PromptOutput,
     Resume,
@@ -142,6 +144,28 @@ async def test_the_worker_is_asked_for_ids_without_stop_strings() -> None:
     assert ids_of(outputs) == [1003, 1004, 1005, 1006]
     assert scripted.requests[0].sampling.stop_strings == []
     assert scripted.requests[0].sampling.min_tokens == 2
+
+
+async def test_a_sequence_that_ends_here_keeps_the_labels_of_its_weights() -> None:
+    def labelled(asked: EngineRequest) -> list[Step]:
+        outputs = sequence([1, 2, 3, 4], finish_reason=None)
+        for output, label in zip(outputs, ("s1", "s1", "s2", "s2"), strict=True):
+            output.weight_version = label
+        return interleave(outputs)
+
+    async with worker(ScriptedEngine(labelled)) as url, remote(url) as engine:
+        outputs = engine.generate(request(n=2, stop=["x"], seed=1))
+        got = [output async for batch in _first_four(outputs) for output in batch]
+    assert [output.weight_version for output in got] == ["s1", "s1", "s2", "s2"]
+
+
+async def _first_four(outputs: OutputStream) -> AsyncIterator[list[EngineOutput]]:
+    count = 0
+    while count < 4:
+        batch = await anext(outputs)
+        count += len(batch)
+        yield batch
+    await outputs.aclose()
 
 
 async def test_a_refusal_keeps_the_words_of_the_worker() -> None:

@@ -70,24 +70,36 @@ class TokensLevel:
 
     def __init__(self, shape: Shape) -> None:
         self._shape = shape
-        self._delta_kind = CompactTokensChoice if shape.binary else TokensChoice
+        self._labels: dict[int, str | None] = {}
+        """Per choice the weight version that was told last."""
 
     def full(self, output: EngineOutput) -> TokensChoice:
-        return self._choice(output, output.finish_reason or "stop", TokensChoice)
+        return TokensChoice(**self._fields(output, output.finish_reason or "stop"))
 
     def delta(self, output: EngineOutput) -> TokensChoice | None:
         if not output.token_ids and output.finish_reason is None:
             return None
-        return self._choice(output, output.finish_reason, self._delta_kind)
+        fields = self._fields(output, output.finish_reason)
+        if not self._shape.binary:
+            return TokensChoice(**fields)
+        return CompactTokensChoice(weight_version=self._new_label(output), **fields)
 
-    def _choice(self, output: EngineOutput, finish_reason: str | None, kind: type[TokensChoice]) -> TokensChoice:
-        return kind(
-            index=output.index,
-            finish_reason=finish_reason,
-            token_ids=output.token_ids,
-            logprobs=self._logprobs(output),
+    def _fields(self, output: EngineOutput, finish_reason: str | None) -> dict[str, Any]:
+        return {
+            "index": output.index,
+            "finish_reason": finish_reason,
+            "token_ids": output.token_ids,
+            "logprobs": self._logprobs(output),
             **extras(output, self._shape),
-        )
+        }
+
+    def _new_label(self, output: EngineOutput) -> str | None:
+        """The weight version of these tokens, where it is not the one told before."""
+        label = output.weight_version
+        if label is None or self._labels.get(output.index) == label:
+            return None
+        self._labels[output.index] = label
+        return label
 
     def _logprobs(self, output: EngineOutput) -> TokenIdLogprobs | PackedLogprobs | None:
         scores = output.logprobs

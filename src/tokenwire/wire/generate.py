@@ -224,6 +224,10 @@ class TokensChoice(msgspec.Struct, frozen=True, kw_only=True):
 class CompactTokensChoice(TokensChoice, frozen=True, kw_only=True, omit_defaults=True):
     """In a MessagePack stream: nulls are left out, which are most of a one-token chunk; readers take them as null."""
 
+    weight_version: str | None = None
+    """Of these tokens and those that follow; sent when it changes. A coordinator that ends a sequence at a stop string
+    never sees the spans of its last chunk."""
+
 
 class TextChoice(TokensChoice, frozen=True, kw_only=True):
     text: str

@@ -45,6 +45,7 @@ class _Choice(msgspec.Struct):
     sampling_mask: list[list[int]] | None = None
     routed_experts: bytes | _Experts | None = None
     weight_versions: list[_Span] | None = None
+    weight_version: str | None = None
 
 
 class _Details(msgspec.Struct):
@@ -102,6 +103,7 @@ class ScaleOutReader:
         self._first = True
         self._held: EngineOutput | None = None
         self._done = False
+        self._labels: dict[int, str] = {}
 
     def whole(self, body: bytes) -> list[EngineOutput]:
         answer = self._answer(body)
@@ -135,7 +137,7 @@ class ScaleOutReader:
         return answer
 
     def _event(self, answer: _Answer) -> list[EngineOutput]:
-        outputs = [_output(choice) for choice in answer.choices]
+        outputs = [self._labelled(choice) for choice in answer.choices]
         if self._first and outputs:
             outputs[0].prompt = self._prompt(answer)
             self._first = False
@@ -153,6 +155,14 @@ class ScaleOutReader:
             self._finish(outputs[-1], answer)
             self._held = outputs.pop()
         return outputs
+
+    def _labelled(self, choice: _Choice) -> EngineOutput:
+        """A label holds until the next one."""
+        output = _output(choice)
+        if choice.weight_version is not None:
+            self._labels[choice.index] = choice.weight_version
+        output.weight_version = self._labels.get(choice.index)
+        return output
 
     def _release(self) -> list[EngineOutput]:
         held, self._held = self._held, None
