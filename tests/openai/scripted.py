@@ -13,6 +13,7 @@ from tests.support.http import app_of, client_of, events_of
 from tests.support.scripted_engine import ScriptedEngine, Step, interleave, logprobs_of, sequence
 from tests.support.tokenizers import tokenizer
 from tokenwire.engine.base import EngineOutput, EngineRequest, PromptOutput
+from tokenwire.render.tokenizer import Tokenizer
 
 SMOL = tokenizer("smol")
 EOS = SMOL.piece_to_id("<|im_end|>") or 0
@@ -29,8 +30,8 @@ CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Tōkyō"}}\n
 HI = [{"role": "user", "content": "hi"}]
 
 
-def ids_of(text: str) -> list[int]:
-    return SMOL.encode(text, add_special_tokens=False)
+def ids_of(text: str, tokens: Tokenizer = SMOL) -> list[int]:
+    return tokens.encode(text, add_special_tokens=False)
 
 
 def rows_of(ids: Sequence[int], k: int) -> list[list[tuple[int, float]]]:
@@ -45,7 +46,7 @@ def prompt_scores(request: EngineRequest) -> PromptOutput:
 
 
 def says(
-    *texts: str, step: int = 1, end: str = "stop", prompt_tokens: bool = True, **last: Any
+    *texts: str, step: int = 1, end: str = "stop", tokens: Tokenizer = SMOL, **last: Any
 ) -> Callable[[EngineRequest], Iterable[Step]]:
     """A script: choice i of every request writes text i (again from the first where there are fewer)."""
 
@@ -54,7 +55,7 @@ def says(
         named = request.sampling.logprob_token_ids
         k = len(named) if named else request.sampling.logprobs
         for index, text in zip(range(request.sampling.n), itertools.cycle(texts), strict=False):
-            ids = ids_of(text) + ([EOS] if end == "stop" and not last.get("stop_reason") else [])
+            ids = ids_of(text, tokens) + ([EOS] if end == "stop" and not last.get("stop_reason") else [])
             scores = None if k is None else logprobs_of(rows_of(ids, k))
             outputs.append(sequence(ids, index=index, step_size=step, logprobs=scores, finish_reason=end, **last))
         steps = interleave(*outputs)
@@ -64,10 +65,10 @@ def says(
     return script
 
 
-def front(script: Any, **settings: Any) -> tuple[Any, ScriptedEngine]:
-    """An app over a scripted engine with smol's tokenizer, and the engine."""
+def front(script: Any, *, tokens: Tokenizer = SMOL, **settings: Any) -> tuple[Any, ScriptedEngine]:
+    """An app over a scripted engine with smol's tokenizer (or one with more tokens), and the engine."""
     engine = ScriptedEngine(script, eos_token_ids=(EOS,))
-    return app_of(engine, tokenizer=SMOL, **settings), engine
+    return app_of(engine, tokenizer=tokens, **settings), engine
 
 
 async def post(app: Any, path: str, body: dict[str, Any], **headers: str) -> httpx.Response:

@@ -1,21 +1,26 @@
 """One call, the split, and generate at the level `derender` give one message, over all formats.
 
 1. `/v1/chat/completions` == `/render`, `/generate`, `/derender` == `/render`, `/generate` with output_mode derender.
-2. Whole and streamed, with a stream cut in any steps: the same message and the same finish reason.
+2. Markers are tokens of their own where the format's models have them so.
+3. Whole and streamed, with a stream cut in any steps: the same message and the same finish reason.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.openai.scripted import CHAT, EOS, add_up, front, of_choice, plain, says, without_ids
+from tests.openai.scripted import CHAT, EOS, SMOL, add_up, front, of_choice, plain, says, without_ids
 from tests.parser.conformance import DATA, Record, read
 from tests.support.http import GENERATE, client_of, events_of
+from tests.support.tokenizers import DATA as TOKENIZERS
+from tests.support.tokenizers import tokenizer
+from tokenwire.render.tokenizer import Tokenizer
 
 RENDER, DERENDER = f"{CHAT}/render", f"{CHAT}/derender"
 PER_FORMAT = 2
@@ -33,6 +38,14 @@ def by_format() -> list[Any]:
         pytest.param(random.Random(name).sample(records, min(PER_FORMAT, len(records))), id=name)
         for name, records in sorted(groups.items())
     ]
+
+
+def tokenizer_for(text: str) -> Tokenizer:
+    """The one that has most of the text's markers as tokens of their own, as the model of that format has."""
+    added: dict[str, list[dict[str, Any]]] = json.loads((TOKENIZERS / "tokenizers" / "added.json").read_text("utf-8"))
+    counts = {name: sum(token["content"] in text for token in tokens) for name, tokens in added.items()}
+    best = max(counts, key=lambda name: counts[name])
+    return tokenizer(best) if counts[best] else SMOL
 
 
 def request_of(record: Record) -> dict[str, Any]:
@@ -93,11 +106,12 @@ async def walk(record: Record, dice: random.Random) -> None:
     parsers = {"tool_call_parser": record["tool_parser"], "reasoning_parser": record["reasoning_parser"]}
     settings = {name: value for name, value in parsers.items() if value}
     request, end = request_of(record), record["finish_reason"]
-    app, engine = front(says(record["text"], end=end), **settings)
+    tokens = tokenizer_for(record["text"])
+    app, engine = front(says(record["text"], end=end, tokens=tokens), tokens=tokens, **settings)
     async with client_of(app) as client:
         answers = {road.__name__: await road(client, request) for road in ROADS}
         for step in dice.sample(STEPS, 2):
-            engine.script = says(record["text"], end=end, step=step)
+            engine.script = says(record["text"], end=end, step=step, tokens=tokens)
             answers |= {f"{road.__name__} in {step}s": await road(client, request) for road in STREAMS}
     first = next(iter(answers.values()))
     for name, (message, reason) in answers.items():
