@@ -38,6 +38,7 @@ class PauseControl:
 
     def take(self, client: bytes, message: ControlCall) -> None:
         """Carry out a control message and answer it, now or later."""
+        self._core.mark_changed()
         match message.control:
             case Pause() as pause:
                 self._pause(client, message.call, pause)
@@ -47,7 +48,6 @@ class PauseControl:
             case ResetPrefixCache() as reset:
                 done = self._core.scheduler.drop_prefix_cache(recompute_running=reset.reset_running_requests)
                 self._core.reply(client, Reply(message.call, {"success": done}))
-        self._core.mark_changed()
 
     def settle(self) -> None:
         """Answer pauses that have waited for the end of running work."""
@@ -73,7 +73,6 @@ class PauseControl:
         if clear_cache:
             self._core.scheduler.drop_prefix_cache(recompute_running=True)
         self._core.mark_changed()
-        self._core.flush()  # the last tokens, and the new state, come before the answer
         self._core.reply(client, Reply(call, {"status": "paused"}))
 
     def _resume(self) -> None:

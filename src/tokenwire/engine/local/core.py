@@ -329,7 +329,6 @@ class Core:
             if request is not None:
                 self.end(request, "abort", heard=message.call is not None)
         if message.call is not None:
-            self.flush()
             self.reply(client, wire.Reply(message.call))
 
     def _stop(self, client: bytes, message: wire.Stop) -> None:
@@ -348,6 +347,8 @@ class Core:
         self.reply(client, wire.Reply(message.call, {"num_cached_tokens": held}))
 
     def reply(self, client: bytes, reply: wire.Reply) -> None:
+        """Answer a call; tokens and state that came before it are sent before it."""
+        self.flush()
         self._link.send(client, reply)
 
     # --- what goes out --------------------------------------------------------------------------------------------
