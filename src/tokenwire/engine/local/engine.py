@@ -22,6 +22,7 @@ from tokenwire.engine.base import (
     OutputStream,
 )
 from tokenwire.engine.local import messages as wire
+from tokenwire.engine.local.facts import check_folder
 from tokenwire.engine.local.link import FrontLink
 from tokenwire.engine.local.models import Progress, no_progress, prepare_model
 from tokenwire.engine.local.options import LocalEngineOptions
@@ -193,6 +194,7 @@ class LocalEngine(Engine):
 
     async def _bring_up(self) -> None:
         folder = await asyncio.to_thread(prepare_model, self._options.model, progress=self._progress)
+        await asyncio.to_thread(check_folder, folder, self._options)
         self._process = await CoreProcess.start(folder, self._options, self._progress)
         self._ready = asyncio.get_running_loop().create_future()
         self._link = FrontLink(self._process.address, self._on_message)

@@ -42,6 +42,12 @@ def read_facts(folder: Path, options: LocalEngineOptions) -> ModelFacts:
     )
 
 
+def check_folder(folder: Path, options: LocalEngineOptions) -> None:
+    """Raise what starting a core would raise after seconds, as far as JSON can tell."""
+    refuse_unsupported(folder)
+    read_facts(folder, options)
+
+
 def refuse_unsupported(folder: Path) -> None:
     """Raise `EngineUnavailableError` for a model whose layers the engine cannot run."""
     config = _read(folder / "config.json")
