@@ -85,6 +85,17 @@ def test_a_stream_sends_its_first_token_at_once_and_then_by_interval(harness: Ha
     assert len(logprobs) == 9
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_sampling_masks_come_one_per_token(folders: dict[str, Path], stream: bool) -> None:
+    harness = Harness(folders["llama"], return_sampling_mask=True)
+    handle = harness.add(PROMPT, temperature=1.0, top_k=5, seed=3, max_tokens=6, ignore_eos=True, stream=stream)
+    harness.run()
+    masks = harness.output(handle).sampling_mask
+    assert masks is not None
+    assert [len(mask) for mask in masks] == [5] * 6
+    assert all(token_id in mask for token_id, mask in zip(harness.ids(handle), masks, strict=True))
+
+
 # --- abort ------------------------------------------------------------------------------------------------------
 
 

@@ -63,7 +63,11 @@ def _info(folder: Path, options: LocalEngineOptions, facts: ModelFacts, runner: 
         max_num_seqs=options.max_num_seqs,
         max_logprobs=options.max_logprobs,
         default_sampling_params=facts.default_sampling_params,
-        capabilities=replace(CAPABILITIES, priority=options.scheduling_policy == "priority"),
+        capabilities=replace(
+            CAPABILITIES,
+            priority=options.scheduling_policy == "priority",
+            sampling_mask=options.return_sampling_mask,
+        ),
         extra={
             "folder": str(folder),
             "dtype": str(runner.dtype).removeprefix("torch."),

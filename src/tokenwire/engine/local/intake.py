@@ -77,6 +77,7 @@ class Intake:
                 eos_token_ids=self._facts.eos_token_ids,
                 index=sequence.index,
                 bad_words=bad_words,
+                return_mask=self._options.return_sampling_mask,
             )
             for sequence in request.sequences
         }

@@ -35,6 +35,8 @@ class LocalEngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     override_generation_config: dict[str, Any] = {}
     stream_interval: int = 1
     """Tokens per streamed output, at least."""
+    return_sampling_mask: bool = False
+    """Send with every token the ids that survived top-k, top-p and min-p."""
     seed: int = 0
     num_threads: int | None = None
     restarts: int = 0
