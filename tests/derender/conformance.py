@@ -108,7 +108,10 @@ def _service(name: str, flags: tuple[str, ...]) -> DerenderService:
         return flags[flags.index(option) + 1] if option in flags else None
 
     tool_parser, reasoning_parser = flag("--tool-call-parser"), flag("--reasoning-parser")
-    parser = ParserSetup(format=find_format(tool_parser, reasoning_parser)) if tool_parser or reasoning_parser else None
+    parser = None
+    if tool_parser or reasoning_parser:
+        format = find_format(tool_parser, reasoning_parser)
+        parser = ParserSetup(format=format.for_tokenizer(lambda text: tokenizer(name).piece_to_id(text) is not None))
     own_eos = tokenizer(name).eos_token_id
     return DerenderService(
         DerenderSetup(

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenwire.derender.parser import (
+    Format,
     Message,
     MessageParser,
     ParserOptions,
@@ -25,6 +26,8 @@ from tokenwire.derender.parser import (
 
 Record = dict[str, Any]
 Answer = dict[str, Any]
+WITHOUT_ARGS = frozenset({"mistral_tekken"})
+"""Tokenizers of Mistral models that have no `[ARGS]` token (tokenizer versions before 11)."""
 REPOSITORY = Path(__file__).resolve().parents[2]
 DATA = REPOSITORY / "tests" / "data" / "parsers"
 VIEWS = ("non_stream", "stream_1", "stream_3", "stream_all")
@@ -52,9 +55,14 @@ def read(path: Path) -> Iterator[Record]:
             yield record
 
 
+def format_of(record: Record) -> Format:
+    format = find_format(record["tool_parser"], record["reasoning_parser"])
+    return format.for_tokenizer(lambda token: token != "[ARGS]" or record.get("tokenizer") not in WITHOUT_ARGS)
+
+
 def options_of(record: Record) -> ParserOptions:
     request = record["request"]
-    format = find_format(record["tool_parser"], record["reasoning_parser"])
+    format = format_of(record)
     kwargs = request.get("chat_template_kwargs") or {}
     return ParserOptions(
         tools=request.get("tools"),
@@ -68,8 +76,7 @@ def options_of(record: Record) -> ParserOptions:
 
 
 def parse(record: Record, pieces: Iterable[str]) -> Message:
-    format = find_format(record["tool_parser"], record["reasoning_parser"])
-    parser = MessageParser(format, options_of(record))
+    parser = MessageParser(format_of(record), options_of(record))
     deltas = [parser.feed(piece) for piece in pieces]
     deltas.append(parser.finish(record["finish_reason"]))
     return assemble(deltas)

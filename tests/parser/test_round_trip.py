@@ -27,7 +27,7 @@ from tokenwire.derender.parser import (
     known_reasoning_parsers,
     known_tool_parsers,
 )
-from tokenwire.derender.parser.format import JsonCalls
+from tokenwire.derender.parser.format import JsonCalls, ListedCalls
 
 # Formats whose content may not come beside calls (the call must be the first thing), or is dropped there by rule.
 ALONE = {"pythonic", "llama4_pythonic", "xlam"}
@@ -90,7 +90,7 @@ def cut(text: str, places: list[int]) -> list[str]:
 def plain(arguments_: dict[str, object]) -> dict[str, object]:
     """Without what some formats cannot write: markers' own characters, white space at the ends."""
     return {
-        key: "".join(c for c in item if c not in "<>|\"'\\").strip() if isinstance(item, str) else item
+        key: "".join(c for c in item if c not in "<>|]\"'\\").strip() if isinstance(item, str) else item
         for key, item in arguments_.items()
     }
 
@@ -219,7 +219,8 @@ def test_work_and_memory_do_not_grow_with_the_output(pair: tuple[str | None, str
     reasoning = "hm" if format.reasoning and format.reasoning.start else ""
     dice = random.Random(7)
     tokens = [dice.choice([" the", " city", " of", " Rome", ",", ".", "\n", " 42"]) for _ in range(10_000)]
-    whole_calls = format.tools and isinstance(format.tools.syntax, JsonCalls) and format.tools.syntax.whole == "always"
+    syntax = format.tools.syntax if format.tools else None
+    whole_calls = isinstance(syntax, ListedCalls) or (isinstance(syntax, JsonCalls) and syntax.whole == "always")
     prefixes = [write_message(format, reasoning=reasoning, content="Sure.")]
     if format.tools is not None and not whole_calls:
         call = write_message(format, calls=[("get_weather", {"city": "ZZZ"})])

@@ -4,6 +4,8 @@
 2. A state that was tampered with is refused, or does no harm: a parser goes on and does not raise.
 3. All names that vLLM knows are known, but for those told in `LEFT_OUT`; unknown ones are refused with the known ones.
 4. A chat template's markers say which format it speaks; none say none.
+5. Where a tokenizer tells a format's dialects apart, a model is read in its own; without one both are read.
+6. A list that ends at the first `]` is calls, text or nothing as soon as that bracket comes, whatever follows.
 """
 
 from __future__ import annotations
@@ -166,3 +168,73 @@ def test_aliases_are_the_same_format() -> None:
 def test_a_template_says_which_format_it_speaks(template: str, expected: Detected) -> None:
     assert detect_format(template) == expected
     find_format(*detect_format(template))
+
+
+HEADED = '[TOOL_CALLS]ping[ARGS]{"a": 1}'
+LISTED = '[TOOL_CALLS] [{"name": "ping", "arguments": {"a": 1}}]'
+BARE = LISTED.removeprefix("[TOOL_CALLS] ")
+
+
+def _calls(name: str, text: str, *, has_args: bool | None = None, finish: str = "stop", choice: str = "auto") -> object:
+    """The calls as pairs, or the content where there are none; the same whole and by character."""
+    format = find_format(name, None)
+    if has_args is not None:
+        format = format.for_tokenizer(lambda token: has_args if token == "[ARGS]" else False)
+    answers = []
+    for pieces in ([text], list(text)):
+        parser = MessageParser(format, ParserOptions(tools=TOOLS, tool_choice=choice))
+        message = assemble([*(parser.feed(piece) for piece in pieces), parser.finish(finish)])
+        answers.append([(call.name, call.arguments) for call in message.tool_calls] or message.content)
+    assert answers[0] == answers[1]
+    return answers[0]
+
+
+@pytest.mark.parametrize(
+    ("has_args", "text", "choice", "expected"),
+    [
+        (True, HEADED, "auto", [("ping", '{"a": 1}')]),
+        (True, LISTED, "auto", [("[", '{"name": "ping", "arguments": {"a": 1}}')]),
+        (True, BARE, "required", BARE),
+        (False, LISTED, "auto", [("ping", '{"a": 1}')]),
+        (False, "[TOOL_CALLS]" + LISTED, "auto", [("ping", '{"a": 1}')]),
+        (False, HEADED, "auto", 'ping[ARGS]{"a": 1}'),
+        (False, BARE, "auto", BARE),
+        (False, BARE, "required", [("ping", '{"a": 1}')]),
+        (False, '{"a": 1}', "ping", '{"a": 1}'),
+        (None, HEADED, "auto", [("ping", '{"a": 1}')]),
+        (None, LISTED, "auto", [("ping", '{"a": 1}')]),
+    ],
+)
+def test_a_tokenizer_tells_dialects_apart(has_args: bool | None, text: str, choice: str, expected: object) -> None:
+    assert _calls("mistral", text, has_args=has_args, choice=choice) == expected
+
+
+def test_a_tokenizer_changes_nothing_where_there_is_one_dialect() -> None:
+    format = find_format("hermes", "qwen3")
+    assert format.for_tokenizer(lambda token: False) == format
+    assert find_format(None, "qwen3").for_tokenizer(lambda token: True) == find_format(None, "qwen3")
+
+
+@pytest.mark.parametrize(
+    ("text", "finish", "expected"),
+    [
+        ('functools[{"name": "f", "arguments": {"a": 1}}]', "stop", [("f", '{"a": 1}')]),
+        (
+            'functools[{"parameters": {}, "name": "f"}, {"name": "g", "arguments": {}}]',
+            "stop",
+            [("f", "{}"), ("g", "{}")],
+        ),
+        ('functools[{"name": "f", "arguments": {"a": [1], "b": 2}}] More.', "stop", None),
+        ('functools[{"name": "f", "arguments": {"a": "x]y"}}]', "stop", None),
+        ("functools[no call] More.", "stop", None),
+        ("functools[] More.", "stop", None),
+        ('functools[{"a": 1}] More.', "stop", 'functools[{"a": 1}] More.'),
+        ("functools[1, 2] More.", "stop", "functools[1, 2] More."),
+        ("functools [x] More.", "stop", "functools [x] More."),
+        ("functools[no call", "length", "functools[no call"),
+        ('functools[{"name": "f", "arguments": {"a": "x', "length", [("f", '{"a": "x')]),
+        ('functools[{"name": "f", "arguments": {"a": [1], "b": ', "length", None),
+    ],
+)
+def test_a_list_up_to_its_first_bracket_is_calls_or_text_or_nothing(text: str, finish: str, expected: object) -> None:
+    assert _calls("phi4_mini_json", text, finish=finish) == expected

@@ -11,6 +11,7 @@ from tokenwire.derender.parser.format import (
     HarmonyCalls,
     HeadedCalls,
     JsonCalls,
+    ListedCalls,
     PythonCalls,
     TaggedCalls,
     ToolFormat,
@@ -71,6 +72,9 @@ def write_calls(tools: ToolFormat, calls: Sequence[Call]) -> str:
     match syntax:
         case JsonCalls():
             return _json(syntax, calls)
+        case ListedCalls():
+            objects = ", ".join(dumps({"name": name, "arguments": arguments}) for name, arguments in calls)
+            return f"{syntax.open[0]}{objects}]"
         case HeadedCalls():
             return _headed(syntax, calls)
         case XmlCalls():

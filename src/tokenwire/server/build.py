@@ -104,7 +104,7 @@ def _parser_setup(chat: ChatSettings, tokenizer: Tokenizer) -> ParserSetup | Non
         return None
     eos = tokenizer.eos_token
     return ParserSetup(
-        format=format,
+        format=format.for_tokenizer(lambda text: tokenizer.piece_to_id(text) is not None),
         eos_texts=() if eos is None else (eos,),
         default_chat_template_kwargs=chat.default_chat_template_kwargs,
     )

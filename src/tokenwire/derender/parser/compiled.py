@@ -46,6 +46,7 @@ class Compiled:
     implicit_ends: frozenset[str]
     openers: frozenset[str]
     openers_by_length: tuple[str, ...]
+    """Without the brackets that open calls with no marker: those are part of the calls."""
     reopeners: frozenset[str]
     turn_ends: TurnEnds
     plain_content: re.Pattern[str]
@@ -75,8 +76,10 @@ def _syntax_of(format: Format, kind: ChoiceKind, forced: str | None) -> tuple[Ca
         return make_syntax(tools.syntax), False, kind == "none"
     if kind == "none":
         return (make_syntax(tools.syntax), False, True) if format.is_engine else (None, False, False)
-    if (forced or tools.forced) == "json" and kind in ("required", "named"):
-        return make_syntax(FORCED_LIST if kind == "required" else BareArguments()), True, False
+    if kind in ("required", "named"):
+        if (forced or tools.forced) == "json":
+            return make_syntax(FORCED_LIST if kind == "required" else BareArguments()), True, False
+        return make_syntax(tools.forced_syntax or tools.syntax), False, False
     return make_syntax(tools.syntax), False, False
 
 
@@ -118,7 +121,7 @@ def compile_format(
         reasoning_starts=Lexicon(starts),
         implicit_ends=implicit,
         openers=openers,
-        openers_by_length=tuple(sorted(openers, key=len, reverse=True)),
+        openers_by_length=tuple(sorted(openers - set("[{"), key=len, reverse=True)),
         reopeners=reopeners,
         turn_ends=turn_ends,
         plain_content=_not_plain(in_content, turn_ends, trims_content),

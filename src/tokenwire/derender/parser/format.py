@@ -6,6 +6,7 @@ asks for a model by name. A new format is a new entry in `formats/`, made of the
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -21,6 +22,8 @@ class JsonCalls(msgspec.Struct, frozen=True, kw_only=True, tag="json"):
     """Markers before a call, or before the list of calls."""
     close: tuple[str, ...] = ()
     """Markers after it; empty when the JSON's own end is the end."""
+    cut_close_is_text: bool = False
+    """A marker after the calls that the output's end cuts off is text."""
     bare: Literal["", "start", "anywhere"] = ""
     """Whether a call may come with no marker: never, as the first thing of the content, or anywhere."""
     listed: Literal["never", "always", "maybe"] = "never"
@@ -36,6 +39,20 @@ class JsonCalls(msgspec.Struct, frozen=True, kw_only=True, tag="json"):
     """Whether a call (or one in a list) is sent only once its object is complete."""
     objects_only: bool = False
     """Arguments that are no object make it no call."""
+    repeats: bool = False
+    """A marker right after a marker is the same one once more."""
+
+
+class ListedCalls(msgspec.Struct, frozen=True, kw_only=True, tag="listed"):
+    """Calls as one JSON list that ends at the first `]`, even one that closes something else.
+
+    The list is read once it is whole. What stands up to that `]` is the calls if it is a JSON list of calls, text if
+    it is JSON that is no list of calls, and else nothing, as is whatever follows it: no reader can tell where the list
+    would have ended. A list that is cut off before any `]` is read as far as it goes.
+    """
+
+    open: tuple[str, ...]
+    """Markers before the list, with its bracket."""
 
 
 class HeadedCalls(msgspec.Struct, frozen=True, kw_only=True, tag="headed"):
@@ -129,10 +146,22 @@ class BareArguments(msgspec.Struct, frozen=True, kw_only=True, tag="bare"):
     """All of the content is the arguments of the one function that the request forces."""
 
 
-Syntax: TypeAlias = JsonCalls | HeadedCalls | XmlCalls | PythonCalls | TaggedCalls | HarmonyCalls | BareArguments
+Syntax: TypeAlias = (
+    JsonCalls | ListedCalls | HeadedCalls | XmlCalls | PythonCalls | TaggedCalls | HarmonyCalls | BareArguments
+)
 
 FORCED_LIST = JsonCalls(bare="start", listed="always", argument_keys=("parameters", "arguments"))
 """The JSON list of a required call, as the reference's grammar makes it."""
+
+
+class Dialects(msgspec.Struct, frozen=True, kw_only=True):
+    """Two ways to write one format's calls, told apart by a token that only one of the models' tokenizers has."""
+
+    token: str
+    with_token: Syntax
+    without_token: Syntax
+    forced_without_token: Syntax | None = None
+    """`forced_syntax` of a model without the token."""
 
 
 class ToolFormat(msgspec.Struct, frozen=True, kw_only=True):
@@ -152,9 +181,24 @@ class ToolFormat(msgspec.Struct, frozen=True, kw_only=True):
     """The same for what turns out to be no call before the output ends; empty for as `unfinished` says."""
     forced: Literal["json", "native"] = "native"
     """A required or named call comes as plain JSON, or as the model writes its calls anyway."""
+    forced_syntax: Syntax | None = None
+    """How a required or named call is read if it comes natively, but in another way than other calls."""
+    dialects: Dialects | None = None
+    """What `syntax` and `forced_syntax` are for one tokenizer; without one, `syntax` reads both dialects as it can."""
     call_ids: CallIds = "random"
     turn_ends: tuple[str, ...] = ()
     """Texts of tokens that end the turn."""
+
+    def for_tokenizer(self, has_token: Callable[[str], bool]) -> ToolFormat:
+        """This format as the models of one tokenizer write it; `has_token` says whether a text is one of its tokens."""
+        dialects = self.dialects
+        if dialects is None:
+            return self
+        if has_token(dialects.token):
+            return msgspec.structs.replace(self, syntax=dialects.with_token, dialects=None)
+        return msgspec.structs.replace(
+            self, syntax=dialects.without_token, forced_syntax=dialects.forced_without_token, dialects=None
+        )
 
 
 class ReasoningFormat(msgspec.Struct, frozen=True, kw_only=True):
@@ -212,6 +256,12 @@ class Format(msgspec.Struct, frozen=True, kw_only=True):
     def name(self) -> str:
         """`tools+reasoning`, for messages."""
         return "+".join(part.name for part in (self.tools, self.reasoning) if part) or "plain"
+
+    def for_tokenizer(self, has_token: Callable[[str], bool]) -> Format:
+        """See `ToolFormat.for_tokenizer`."""
+        return (
+            self if self.tools is None else Format(tools=self.tools.for_tokenizer(has_token), reasoning=self.reasoning)
+        )
 
     @property
     def is_engine(self) -> bool:

@@ -48,6 +48,10 @@ class Lexicon:
         match = self._pattern.match(text, pos)
         return match.group() if match else None
 
+    def begins(self, text: str) -> bool:
+        """Whether `text` is the beginning of a marker and not all of one."""
+        return text in self._prefixes
+
     def _held(self, text: str, start: int) -> int:
         size = len(text)
         for match in self.first.finditer(text, max(start, size - self.longest + 1)):

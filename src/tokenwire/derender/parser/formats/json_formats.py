@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from tokenwire.derender.parser.format import HeadedCalls, JsonCalls, ToolFormat
+import msgspec
+
+from tokenwire.derender.parser.format import Dialects, HeadedCalls, JsonCalls, ListedCalls, ToolFormat
 
 _CHATML = ("<|im_end|>",)
 
@@ -93,7 +95,7 @@ HUNYUAN_A13B = ToolFormat(
 )
 PHI4_MINI_JSON = ToolFormat(
     name="phi4_mini_json",
-    syntax=JsonCalls(open=("functools",), listed="always"),
+    syntax=ListedCalls(open=("functools[",)),
     forced="json",
     turn_ends=("<|end|>", "<|endoftext|>"),
 )
@@ -125,22 +127,33 @@ GIGACHAT3 = ToolFormat(
 )
 APERTUS = ToolFormat(
     name="apertus",
-    syntax=JsonCalls(open=("<|tools_prefix|>",), close=("<|tools_suffix|>",), listed="always", name_is_key=True),
+    syntax=JsonCalls(
+        open=("<|tools_prefix|>",),
+        close=("<|tools_suffix|>",),
+        cut_close_is_text=True,
+        listed="always",
+        name_is_key=True,
+    ),
     space="trim",
     unfinished="drop",
     malformed="raw",
     forced="json",
     turn_ends=("<|assistant_end|>",),
 )
+_MISTRAL_HEADED = HeadedCalls(
+    open=("[TOOL_CALLS]",), name_end=("[ARGS]", "{"), close=("[TOOL_CALLS]",), balanced=True, partial_name=True
+)
+_MISTRAL_LIST = JsonCalls(
+    open=("[TOOL_CALLS]",), listed="maybe", argument_keys=("arguments",), needs_arguments=False, repeats=True
+)
 MISTRAL = ToolFormat(
     name="mistral",
-    syntax=HeadedCalls(
-        open=("[TOOL_CALLS]",),
-        name_end=("[ARGS]", "{"),
-        close=("[TOOL_CALLS]",),
-        balanced=True,
-        partial_name=True,
-        or_json=JsonCalls(listed="maybe", needs_arguments=False),
+    syntax=msgspec.structs.replace(_MISTRAL_HEADED, or_json=JsonCalls(listed="maybe", needs_arguments=False)),
+    dialects=Dialects(
+        token="[ARGS]",  # since tokenizer version 11; models before it write a list, and no marker where one is forced
+        with_token=_MISTRAL_HEADED,
+        without_token=_MISTRAL_LIST,
+        forced_without_token=msgspec.structs.replace(_MISTRAL_LIST, bare="start"),
     ),
     engine=True,
     unfinished="body",

@@ -9,6 +9,7 @@ from tokenwire.derender.parser.format import (
     HarmonyCalls,
     HeadedCalls,
     JsonCalls,
+    ListedCalls,
     PythonCalls,
     Syntax,
     TaggedCalls,
@@ -19,6 +20,7 @@ from tokenwire.derender.parser.syntaxes.base import CallSyntax
 from tokenwire.derender.parser.syntaxes.harmony import HarmonySyntax
 from tokenwire.derender.parser.syntaxes.headed_calls import HeadedSyntax
 from tokenwire.derender.parser.syntaxes.json_calls import JsonSyntax
+from tokenwire.derender.parser.syntaxes.listed_calls import ListedSyntax
 from tokenwire.derender.parser.syntaxes.python_calls import PythonSyntax
 from tokenwire.derender.parser.syntaxes.tagged_calls import TaggedSyntax
 from tokenwire.derender.parser.syntaxes.xml_calls import XmlSyntax
@@ -30,6 +32,8 @@ def make_syntax(data: Syntax) -> CallSyntax:
     match data:
         case JsonCalls():
             return JsonSyntax(data)
+        case ListedCalls():
+            return ListedSyntax(data)
         case HeadedCalls():
             return HeadedSyntax(data)
         case XmlCalls():

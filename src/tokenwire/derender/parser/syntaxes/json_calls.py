@@ -62,6 +62,14 @@ class JsonSyntax:
             return WAIT
         if marker:
             return self._close(m, text, pos, pos + len(marker))
+        if m.final and s.committed and not self._data.cut_close_is_text and self._closers.begins(text[pos:]):
+            return len(text)
+        if self._data.repeats and not s.committed and not s.listed:
+            marker = self._openers_at.at(text, pos, final=m.final)
+            if marker == "":
+                return WAIT
+            if marker:
+                return pos + len(marker)
         char = text[pos]
         if s.phase == AFTER_LIST:
             return pos + 1 if char in "}]" else self._leave(m, pos)
@@ -92,11 +100,11 @@ class JsonSyntax:
             m.emit.reject()
             return pos
         # A bracket too many is no text.
-        return pos + 1 if char in "}]" and not s.hold else self._leave(m, pos)
+        return pos + 1 if char in "}]" and (self._data.close or not s.hold) else self._leave(m, pos)
 
     def _between(self, m: Machine, text: str, pos: int, upto: int) -> int:
         m.emit.keep(text[pos:upto])
-        if m.s.committed and not m.s.listed and not self._data.close:
+        if m.s.committed and not m.s.listed:
             m.s.hold += text[pos:upto]
         return upto
 
@@ -300,5 +308,5 @@ class JsonSyntax:
         elif not s.committed:
             m.emit.keep(rest)
             m.emit.reject(at_end=True)
-        elif s.mode is Mode.SECTION and s.hold:
+        elif s.mode is Mode.SECTION and s.hold and not self._data.close:
             self._leave(m, 0)
