@@ -36,7 +36,8 @@ class JsonCalls(msgspec.Struct, frozen=True, kw_only=True, tag="json"):
     needs_arguments: bool = True
     """Whether an object without arguments is no call (its text is kept), or a call of `{}`."""
     whole: Literal["never", "listed", "always"] = "never"
-    """Whether a call (or one in a list) is sent only once its object is complete."""
+    """Whether a call (or one in a list) is sent only once its object is complete; with `always` and `close`, only once
+    the marker has come, and what is not JSON up to there is text."""
     objects_only: bool = False
     """Arguments that are no object make it no call."""
     repeats: bool = False

@@ -17,7 +17,7 @@ from tokenwire.derender.parser.syntaxes.json_value import End, JsonValue
 # Phases in SECTION: before or between calls, and after the list has ended.
 BETWEEN, AFTER_LIST = 0, 1
 # Phases in ARGUMENTS, which is the whole call object.
-KEY, IN_KEY, COLON, VALUE, NAME, SHOWN, HELD, OTHER, COMMA = range(9)
+KEY, IN_KEY, COLON, VALUE, NAME, SHOWN, HELD, OTHER, COMMA, ENDED = range(10)
 
 
 class JsonSyntax:
@@ -150,6 +150,11 @@ class JsonSyntax:
         marker = self._closers.at(text, pos, final=m.final)
         if marker == "":
             return WAIT
+        if s.phase == ENDED:
+            if marker:
+                return self._end_whole(m, pos)
+            m.emit.reject()
+            return pos
         if marker:
             return self._broken(m, pos)
         if s.phase in (KEY, COMMA) and char == "}":
@@ -264,6 +269,17 @@ class JsonSyntax:
 
     def _end_object(self, m: Machine, pos: int) -> int:
         s = m.s
+        if self._data.whole == "always" and self._data.close:
+            s.phase = ENDED
+            return pos
+        return self._end_whole(m, pos)
+
+    def _end_whole(self, m: Machine, pos: int) -> int:
+        """The object is complete, and so is the call."""
+        s = m.s
+        if self._data.whole == "always" and not _is_json(s.raw):
+            m.emit.reject()
+            return pos
         if not s.announced and s.text_value and (s.hold or not self._data.needs_arguments):
             held = s.hold
             m.emit.announce(s.name)
@@ -301,6 +317,8 @@ class JsonSyntax:
 
     def finish(self, m: Machine, rest: str) -> None:
         s = m.s
+        if s.mode is Mode.ARGUMENTS and s.phase == ENDED:
+            self._end_whole(m, 0)
         if s.mode is Mode.ARGUMENTS and s.announced:
             if s.phase == SHOWN:
                 m.emit.arguments(rest.rstrip())
@@ -310,3 +328,12 @@ class JsonSyntax:
             m.emit.reject(at_end=True)
         elif s.mode is Mode.SECTION and s.hold and not self._data.close:
             self._leave(m, 0)
+
+
+def _is_json(raw: str) -> bool:
+    """Whether the object that a call's text ends with is JSON throughout."""
+    try:
+        json.loads(raw[raw.index("{") :], strict=False)
+    except (ValueError, RecursionError):
+        return False
+    return True
