@@ -19,7 +19,6 @@ import torch
 from tests.engine.harness import Harness, Reference
 from tests.engine.tiny_models import CONFIGS, EOS, VOCAB
 from tokenwire.engine.local.batch import StepBatch
-from tokenwire.engine.local.kernels import MAX_SKINNY_ROWS
 
 MODELS = sorted(CONFIGS)
 
@@ -181,7 +180,6 @@ def test_the_fused_path_gives_the_same_logits_as_the_models_own_modules(name: st
         harness.run()
     assert [len(rows) for rows in seen[True]] == [len(rows) for rows in seen[False]]
     sizes = {len(rows) for rows in seen[True]}
-    assert sizes >= {1, 2, 4}, "few rows take one kernel each"
-    assert max(sizes) > MAX_SKINNY_ROWS, "many rows take a GEMM"
+    assert sizes >= {1, 2, 4, 8}, "few rows and many"
     for mine, own in zip(seen[True], seen[False], strict=True):
         torch.testing.assert_close(mine, own, atol=3e-4, rtol=1e-4)

@@ -1,7 +1,7 @@
 """The fused CPU path for Llama-like models in float32: same weights, same cache, fewer and larger operations.
 
 Chosen by what the model is made of, never by its name alone: every layer must be RMS norm, rotary q/k, gated SiLU.
-Linear layers of a few rows stream the weights through a compiled kernel at memory speed, larger ones are MKL GEMMs.
+Linear layers have packed weights; what stands between them is a few compiled kernels.
 """
 
 from __future__ import annotations
@@ -16,35 +16,12 @@ from transformers import PreTrainedModel
 
 from tokenwire.engine.local.attention import AttentionCall, PagedAttention, chunk_attention
 from tokenwire.engine.local.batch import StepBatch
-from tokenwire.engine.local.kernels import MAX_SKINNY_ROWS, Floats, add_norm, paged_decode, rope_store, skinny_linear
+from tokenwire.engine.local.kernels import add_norm, paged_decode, rope_store
+from tokenwire.engine.local.linear import Floats, Linear
 
 ARCHITECTURES = frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"})
 """Classes whose decoder layer is norm, attention, add, norm, gated MLP, add, with nothing else in between."""
 _NO_NORM = np.empty(0, dtype=np.float32)
-
-
-class Linear:
-    """One weight [columns, width], several modules' rows stacked; the modules keep views of it."""
-
-    def __init__(self, modules: list[torch.nn.Linear]) -> None:
-        self._weight = torch.cat([m.weight.data for m in modules]) if len(modules) > 1 else modules[0].weight.data
-        at = 0
-        for module in modules if len(modules) > 1 else ():
-            module.weight.data = self._weight[at : at + module.out_features]
-            at += module.out_features
-        biases = [m.bias.data if m.bias is not None else torch.zeros(m.out_features) for m in modules]
-        self._bias = torch.cat(biases) if any(m.bias is not None for m in modules) else None
-        self._weight_np: Floats = self._weight.numpy()
-
-    def __call__(self, x: Floats) -> Floats:
-        """[rows, width] -> [rows, columns]."""
-        if len(x) > MAX_SKINNY_ROWS:
-            out: Floats = functional.linear(torch.from_numpy(x), self._weight, self._bias).numpy()
-            return out
-        out = skinny_linear(x, self._weight_np)
-        if self._bias is not None:
-            out += self._bias.numpy()
-        return out
 
 
 @dataclass(slots=True, frozen=True)
@@ -70,7 +47,7 @@ class FusedModel:
         self._embedding: torch.Tensor = base.embed_tokens.weight.data
         self._rotary = base.rotary_emb
         self._final_norm: Floats = base.norm.weight.data.numpy()
-        self._head = Linear([model.lm_head])
+        self._head = Linear([model.lm_head], keep=model.lm_head.weight is base.embed_tokens.weight)
         self._eps = float(base.norm.variance_epsilon)
         self._num_heads: int = model.config.num_attention_heads
         self._layers = [_layer(i, layer, attention.calls[i]) for i, layer in enumerate(base.layers)]

@@ -25,8 +25,6 @@ Kernel = Callable[..., None]
 
 SHARED_OPENMP = "TOKENWIRE_SHARED_OPENMP"
 """Set in a process whose dynamic linker gives numba PyTorch's OpenMP."""
-MAX_SKINNY_ROWS = 8
-"""Up to this many rows `skinny_linear` beats a GEMM: it reads every weight once, at memory speed."""
 PIECES_PER_THREAD = 4
 WORTH_THREADS = 1 << 16
 """Multiplications below which one thread is faster than waking another."""
@@ -160,87 +158,6 @@ def rope_store(qkv: Floats, *rest: Any) -> None:
         _rope_store(0, len(qkv), qkv, *rest)
     else:
         _rope_store_split(pieces, qkv, *rest)
-
-
-# --- linear layers of few rows ----------------------------------------------------------------------------------
-
-
-@_compiled()
-def _linear_1(start: int, stop: int, x: Floats, weight: Floats, out: Floats) -> None:
-    width = weight.shape[1]
-    for n in range(start, stop):
-        a = np.float32(0.0)
-        for k in range(width):
-            a += weight[n, k] * x[0, k]
-        out[0, n] = a
-
-
-@_compiled()
-def _linear_2(start: int, stop: int, x: Floats, weight: Floats, out: Floats) -> None:
-    width = weight.shape[1]
-    for n in range(start, stop):
-        a = np.float32(0.0)
-        b = np.float32(0.0)
-        for k in range(width):
-            w = weight[n, k]
-            a += w * x[0, k]
-            b += w * x[1, k]
-        out[0, n] = a
-        out[1, n] = b
-
-
-@_compiled()
-def _linear_4(start: int, stop: int, x: Floats, weight: Floats, out: Floats) -> None:
-    """Rows four at a time; a weight row stays in the first-level cache between them. `x` and `out` are padded to 4."""
-    width = weight.shape[1]
-    for n in range(start, stop):
-        for m in range(0, x.shape[0], 4):
-            a = np.float32(0.0)
-            b = np.float32(0.0)
-            c = np.float32(0.0)
-            d = np.float32(0.0)
-            for k in range(width):
-                w = weight[n, k]
-                a += w * x[m, k]
-                b += w * x[m + 1, k]
-                c += w * x[m + 2, k]
-                d += w * x[m + 3, k]
-            out[m, n] = a
-            out[m + 1, n] = b
-            out[m + 2, n] = c
-            out[m + 3, n] = d
-
-
-@_compiled()
-def _linear(start: int, stop: int, x: Floats, weight: Floats, out: Floats) -> None:
-    if x.shape[0] == 1:
-        _linear_1(start, stop, x, weight, out)
-    elif x.shape[0] == 2:
-        _linear_2(start, stop, x, weight, out)
-    else:
-        _linear_4(start, stop, x, weight, out)
-
-
-@_compiled(parallel=True)
-def _linear_split(pieces: int, x: Floats, weight: Floats, out: Floats) -> None:
-    columns = weight.shape[0]
-    for p in prange(pieces):
-        _linear(p * columns // pieces, (p + 1) * columns // pieces, x, weight, out)
-
-
-def skinny_linear(x: Floats, weight: Floats) -> Floats:
-    """x [rows, width] times weight [columns, width] transposed, for 1 to `MAX_SKINNY_ROWS` rows."""
-    rows = len(x)
-    padded = rows if rows <= 2 else -(-rows // 4) * 4
-    if padded != rows:
-        x = np.concatenate([x, np.zeros((padded - rows, x.shape[1]), dtype=np.float32)])
-    out = np.empty((padded, len(weight)), dtype=np.float32)
-    pieces = _pieces(weight.size)
-    if pieces == 1:
-        _linear(0, len(weight), x, weight, out)
-    else:
-        _linear_split(pieces, x, weight, out)
-    return out[:rows]
 
 
 # --- attention of one new token per sequence --------------------------------------------------------------------
