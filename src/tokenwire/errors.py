@@ -117,7 +117,8 @@ class PrefixMismatchError(CallerError):
     def __init__(self, position: int, reason: str) -> None:
         self.position = position
         super().__init__(
-            f"The prompt cannot continue prefix_token_ids unchanged (first difference at position {position}): {reason}",
+            "The prompt cannot continue prefix_token_ids unchanged "
+            f"(first difference at position {position}): {reason}",
             param="prefix_token_ids",
         )
 
