@@ -164,6 +164,71 @@ def rope_store(qkv: Floats, *rest: Any) -> None:
 
 
 @_compiled()
+def _decode_one(
+    row: int,
+    kv_head: int,
+    query: Floats,
+    keys: Floats,
+    values: Floats,
+    tables: Ints,
+    lens: Ints,
+    block_size: int,
+    num_heads: int,
+    scale: float,
+    window: int,
+    softcap: float,
+    scores: Floats,
+    out: Floats,
+) -> None:
+    """The query heads of one row that share a K/V head, block by block: a block serves the whole group."""
+    width, value_width = keys.shape[2], values.shape[2]
+    group = num_heads // keys.shape[1]
+    stop = lens[row]
+    start = max(0, stop - window) if window > 0 else 0
+    count = stop - start
+    first_block, last_block = start // block_size, (stop - 1) // block_size
+    for block in range(first_block, last_block + 1):
+        base = np.int64(tables[row, block]) * block_size - block * block_size
+        low, high = max(start, block * block_size), min(stop, (block + 1) * block_size)
+        for g in range(group):
+            at = (kv_head * group + g) * width
+            head = query[row, at : at + width]
+            line = scores[g]
+            for j in range(low, high):
+                key = keys[base + j, kv_head]
+                dot = np.float32(0.0)
+                for i in range(width):
+                    dot += head[i] * key[i]
+                line[j - start] = dot * np.float32(scale)
+    for g in range(group):
+        line = scores[g]
+        if softcap > 0.0:
+            for j in range(count):
+                line[j] = np.float32(np.tanh(line[j] / softcap) * softcap)
+        highest = line[0]
+        for j in range(count):
+            highest = max(highest, line[j])
+        total = np.float32(0.0)
+        for j in range(count):
+            weight = np.exp(line[j] - highest)
+            line[j] = weight
+            total += weight
+        share = np.float32(1.0) / total
+        at = (kv_head * group + g) * value_width
+        result = out[row, at : at + value_width]
+        for i in range(value_width):
+            result[i] = np.float32(0.0)
+        for block in range(first_block, last_block + 1):
+            base = np.int64(tables[row, block]) * block_size - block * block_size
+            low, high = max(start, block * block_size), min(stop, (block + 1) * block_size)
+            for j in range(low, high):
+                weight = line[j - start] * share
+                value = values[base + j, kv_head]
+                for i in range(value_width):
+                    result[i] += weight * value[i]
+
+
+@_compiled()
 def _decode(
     first: int,
     last: int,
@@ -179,52 +244,31 @@ def _decode(
     softcap: float,
     out: Floats,
 ) -> None:
-    num_kv_heads, width = keys.shape[1], keys.shape[2]
-    value_width = values.shape[2]
-    group = num_heads // num_kv_heads
+    """Tasks first..last (half open); task t is row t // K/V heads and K/V head t % K/V heads."""
+    num_kv_heads = keys.shape[1]
+    scores = np.empty((num_heads // num_kv_heads, tables.shape[1] * block_size), dtype=np.float32)
     for task in range(first, last):
-        row = task // num_kv_heads
-        kv_head = task % num_kv_heads
-        stop = lens[row]
-        start = max(0, stop - window) if window > 0 else 0
-        scores = np.empty((group, stop - start), dtype=np.float32)
-        for j in range(start, stop):
-            slot = tables[row, j // block_size] * block_size + j % block_size
-            for g in range(group):
-                at = (kv_head * group + g) * width
-                dot = np.float32(0.0)
-                for i in range(width):
-                    dot += query[row, at + i] * keys[slot, kv_head, i]
-                dot *= np.float32(scale)
-                if softcap > 0.0:
-                    dot = np.float32(np.tanh(dot / softcap) * softcap)
-                scores[g, j - start] = dot
-        sums = np.zeros((group, value_width), dtype=np.float32)
-        for g in range(group):
-            highest = scores[g, 0]
-            for j in range(stop - start):
-                highest = max(highest, scores[g, j])
-            total = np.float32(0.0)
-            for j in range(stop - start):
-                weight = np.exp(scores[g, j] - highest)
-                scores[g, j] = weight
-                total += weight
-            for j in range(stop - start):
-                scores[g, j] /= total
-        for j in range(start, stop):
-            slot = tables[row, j // block_size] * block_size + j % block_size
-            for g in range(group):
-                weight = scores[g, j - start]
-                for i in range(value_width):
-                    sums[g, i] += weight * values[slot, kv_head, i]
-        for g in range(group):
-            at = (kv_head * group + g) * value_width
-            for i in range(value_width):
-                out[row, at + i] = sums[g, i]
+        _decode_one(
+            task // num_kv_heads,
+            task % num_kv_heads,
+            query,
+            keys,
+            values,
+            tables,
+            lens,
+            block_size,
+            num_heads,
+            scale,
+            window,
+            softcap,
+            scores,
+            out,
+        )
 
 
 @_compiled(parallel=True)
 def _decode_split(
+    pieces: int,
     query: Floats,
     keys: Floats,
     values: Floats,
@@ -237,8 +281,23 @@ def _decode_split(
     softcap: float,
     out: Floats,
 ) -> None:
-    for task in prange(lens.shape[0] * keys.shape[1]):
-        _decode(task, task + 1, query, keys, values, tables, lens, block_size, num_heads, scale, window, softcap, out)
+    tasks = lens.shape[0] * keys.shape[1]
+    for p in prange(pieces):
+        _decode(
+            p * tasks // pieces,
+            (p + 1) * tasks // pieces,
+            query,
+            keys,
+            values,
+            tables,
+            lens,
+            block_size,
+            num_heads,
+            scale,
+            window,
+            softcap,
+            out,
+        )
 
 
 def paged_decode(
@@ -260,7 +319,8 @@ def paged_decode(
     see, the new one included. Writes `out` [rows, heads * value width]. Reads nothing but those tokens' slots.
     """
     arguments = (query, keys, values, tables, lens, block_size, num_heads, scale, window or 0, softcap or 0.0, out)
-    if _pieces(tables.shape[1] * block_size * out.size) == 1:
+    pieces = _pieces(tables.shape[1] * block_size * out.size)
+    if pieces == 1:
         _decode(0, len(lens) * keys.shape[1], *arguments)
     else:
-        _decode_split(*arguments)
+        _decode_split(pieces, *arguments)
