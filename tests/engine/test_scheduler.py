@@ -19,6 +19,7 @@ from tokenwire.engine.local.blocks import BlockPool, block_hash, media_key, root
 from tokenwire.engine.local.prompt_scores import PromptScores
 from tokenwire.engine.local.requests import Request, RequestKey, Sequence, SequenceState
 from tokenwire.engine.local.scheduler import Scheduler, SchedulerConfig
+from tokenwire.engine.local.waiting import make_queue
 from tokenwire.wire.media import MultiModalFeatures, PlaceholderRange
 from tokenwire.wire.sampling import SamplingParams
 
@@ -157,7 +158,7 @@ def scheduler(num_blocks: int = 64, **config: object) -> Scheduler:
 
 def test_a_long_prompt_takes_what_decodes_leave() -> None:
     s = scheduler()
-    long, short = new_request([1] * 23).sequences[0], new_request([2] * 3).sequences[0]
+    long, short = new_request([1] * 23).sequences[0], new_request([2] * 3, arrival=1).sequences[0]
     s.add(long)
     s.add(short)
     first = s.schedule()
@@ -209,6 +210,26 @@ def test_the_least_urgent_sequence_gives_way_and_comes_back() -> None:
     assert chunk.sequence is patient
     assert patient.token_ids[: len(patient_tokens)] == patient_tokens
     assert patient.num_computed == 12, "its own blocks were still known, but for the one the urgent sequence took"
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_the_queue_gives_the_lowest_priority_first_and_equal_ones_in_order_of_arrival(seed: int) -> None:
+    rnd = random.Random(seed)
+    queue = make_queue(SchedulerConfig(4, 8, MAX_LEN).policy)
+    plain: list[Sequence] = []
+    for arrival in range(300):
+        if rnd.random() < 0.6 or not plain:
+            plain += new_request([1], priority=rnd.choice([0, 0, 1]), arrival=arrival).sequences
+            queue.push(plain[-1])
+        elif rnd.random() < 0.6:
+            queue.remove(plain.pop(rnd.randrange(len(plain))))
+        else:
+            plain.remove(queue.pop())
+        first = min(plain, key=lambda s: (s.request.priority, s.request.arrival), default=None)
+        assert queue.peek() is first
+        assert len(queue) == len(plain)
+        assert {id(s) for s in queue} == {id(s) for s in plain}
 
 
 def test_a_pool_that_cannot_hold_one_full_sequence_is_refused() -> None:

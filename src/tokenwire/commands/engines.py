@@ -126,7 +126,7 @@ def vllm_flags(settings: Settings) -> list[str]:
         ("--max-num-batched-tokens", limits.max_num_batched_tokens, None),
         ("--max-logprobs", limits.max_logprobs, plain.limits.max_logprobs),
         ("--logprobs-mode", limits.logprobs_mode, plain.limits.logprobs_mode),
-        ("--scheduling-policy", limits.scheduling_policy, plain.limits.scheduling_policy),
+        ("--scheduling-policy", limits.scheduling_policy, None),
         ("--stream-interval", limits.stream_interval, plain.limits.stream_interval),
         ("--dtype", settings.engine.dtype, plain.engine.dtype),
     ):

@@ -97,7 +97,10 @@ class LimitSettings:
         "raw_logprobs", help="Which scores are returned."
     )
     stream_interval: int = option(1, minimum=1, help="Tokens per stream chunk.")
-    scheduling_policy: Literal["fcfs", "priority"] = option("fcfs", help="Order of waiting requests.")
+    scheduling_policy: Literal["fcfs", "priority"] = option(
+        "priority",
+        help="Which requests run first: the lowest `priority`, equal ones in order of arrival; fcfs: no priorities.",
+    )
     max_n_sequences: int = option(16384, minimum=1, help="Largest `n` of any request.")
     max_num_bad_words: int = option(128, minimum=0, help="Most `bad_words` of one request.")
     max_stop_strings: int = option(4, minimum=0, help="Most `stop` strings of one chat or completion request.")

@@ -25,7 +25,8 @@ class LocalEngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     num_kv_blocks: int | None = None
     kv_cache_bytes: int | None = None
     """Used when `num_kv_blocks` is None."""
-    scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
+    scheduling_policy: Literal["fcfs", "priority"] = "priority"
+    """priority: the lowest value first, equal ones first come, first served; fcfs: without priorities."""
     enable_prefix_caching: bool = True
     max_logprobs: int = 20
     """-1: no cap."""

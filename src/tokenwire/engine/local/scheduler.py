@@ -30,7 +30,7 @@ class SchedulerConfig:
     max_model_len: int
     max_score_rows: int = 256
     """Prompt positions whose scores are wanted, per step: bounds the [rows, vocab] logits."""
-    policy: Literal["fcfs", "priority"] = "fcfs"
+    policy: Literal["fcfs", "priority"] = "priority"
 
 
 @dataclass(slots=True)

@@ -9,9 +9,12 @@ from typing import Literal, Protocol
 
 from tokenwire.engine.local.requests import Sequence
 
+MAX_REMOVED = 64
+"""Removed entries that a heap may keep, beside as many as there are live ones."""
+
 
 class WaitingQueue(Protocol):
-    """Sequences in the order in which they may run."""
+    """Gives sequences out in the order in which they may run; iterating goes over them in no order."""
 
     def push(self, sequence: Sequence) -> None: ...
     def push_back(self, sequence: Sequence) -> None:
@@ -63,7 +66,7 @@ class ArrivalQueue:
 
 
 class PriorityQueue:
-    """Lowest priority value first; arrival breaks ties. A removed sequence stays in the heap until it surfaces."""
+    """Lowest priority value first; arrival breaks ties. What is removed stays in the heap until there is much of it."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[tuple[int, int, int], int, Sequence]] = []
@@ -91,12 +94,14 @@ class PriorityQueue:
         return sequence
 
     def remove(self, sequence: Sequence) -> None:
+        """Never pushed again: sequences leave the queue this way when they end."""
         self._live.remove(id(sequence))
-        self._heap = [entry for entry in self._heap if entry[2] is not sequence]
-        heapq.heapify(self._heap)
+        if len(self._heap) > MAX_REMOVED + 2 * len(self._live):
+            self._heap = [entry for entry in self._heap if id(entry[2]) in self._live]
+            heapq.heapify(self._heap)
 
     def __len__(self) -> int:
         return len(self._live)
 
     def __iter__(self) -> Iterator[Sequence]:
-        return (entry[2] for entry in sorted(self._heap, key=lambda entry: entry[:2]))
+        return (entry[2] for entry in self._heap if id(entry[2]) in self._live)
