@@ -464,6 +464,12 @@ async def test_derendering_the_token_level_s_answer_gives_the_same_choice(stream
 # --- 9. parse_context
 
 
+async def test_a_missing_parse_context_is_told_before_an_id_out_of_the_vocabulary() -> None:
+    svc, _ = service([b"a"], parser=QWEN)
+    with pytest.raises(InvalidRequestError, match="parse_context"):
+        await ask(svc, stream=False, output_mode="derender", prompt=[99999])
+
+
 async def test_a_parser_needs_a_parse_context() -> None:
     svc, engine = service(["a"], parser=QWEN)
     with pytest.raises(InvalidRequestError, match="parse_context"):

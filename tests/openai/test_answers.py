@@ -127,7 +127,7 @@ async def test_leaving_aborts_every_prompt_once(stream: bool) -> None:
         await asyncio.sleep(0.05)
         client.drop()
         await until(lambda: len(engine.aborted) == 3 and engine.num_live == 0)
-        assert app.state.server.generate.num_live == 0
+        assert app.state.server.generate.live_ids() == []
     assert sorted(engine.aborted) == sorted(request.request_id for request in engine.requests)
 
 

@@ -18,6 +18,7 @@ import pytest
 
 from tests.support.scripted_engine import ScriptedEngine, Step, interleave, logprobs_of, one_sequence, sequence
 from tokenwire.engine.base import Capabilities, EngineOutput, EngineStatus, Logprobs, PromptOutput, WeightSpan
+from tokenwire.engine.queue import RequestQueue
 from tokenwire.errors import (
     CacheAbsentError,
     EngineDeadError,
@@ -205,6 +206,28 @@ async def test_the_unknown_model_wins_over_every_later_fault() -> None:
         await prepare(service(ScriptedEngine(), max_num_queued_reqs=0), body([99999], model="nope"))
 
 
+FAULTS: list[tuple[dict[str, Any], str]] = [
+    ({"sampling_params": {"n": 20000, "temperature": 1.0, "max_tokens": 3}}, "n must be at most 16384"),
+    ({"model": "nope"}, "does not exist"),
+    ({"sampling_params": {"n": 9, "temperature": 1.0, "max_tokens": 3}}, "max_num_seqs"),
+    ({"sampling_params": {"stop": ["x"], "max_tokens": 3}}, "stop strings are not supported"),
+    ({"output_mode": "text"}, "requires a tokenizer"),
+    ({"kv_transfer_params": {"n": 2**70}}, "must be encodable"),
+    ({"token_ids": [10, 50000]}, "out of vocabulary"),
+]
+"""Faults in the order in which callers see them: an earlier one hides a later one."""
+
+
+@pytest.mark.parametrize("first", range(len(FAULTS) - 1))
+async def test_of_two_faults_the_one_that_is_checked_first_is_told(first: int) -> None:
+    for later, _ in FAULTS[first + 1 :]:
+        fields, words = FAULTS[first]
+        if set(fields) & set(later):
+            continue
+        with pytest.raises(TokenwireError, match=words):
+            await prepare(service(ScriptedEngine()), body() | later | fields)
+
+
 async def test_admission_counts_sequences_and_waiting_prompt_tokens() -> None:
     engine = ScriptedEngine(gate=True)
     svc = service(engine, max_num_queued_reqs=3, max_num_queued_tokens=4)
@@ -217,7 +240,7 @@ async def test_admission_counts_sequences_and_waiting_prompt_tokens() -> None:
     engine.open_gate()
     await running
     await full(svc, body())
-    assert (svc.admission.num_seqs, svc.admission.num_prefill_tokens, svc.num_live) == (0, 0, 0)
+    assert (svc.admission.num_seqs, svc.admission.num_prefill_tokens, svc.live_ids()) == (0, 0, [])
 
 
 @pytest.mark.parametrize(
@@ -246,7 +269,21 @@ async def test_unknown_fields_are_counted_or_refused() -> None:
         await prepare(service(ScriptedEngine(), strict_fields=True), body(foo=1))
 
 
+async def test_extra_args_that_no_engine_reads_count_as_unknown_fields() -> None:
+    deaf = Capabilities()
+    svc = service(ScriptedEngine(capabilities=deaf))
+    request = body(sampling={"max_tokens": 1, "extra_args": {"speed": 2}})
+    await full(svc, request)
+    assert svc.preparer.fields.counts == {"sampling_params.extra_args.speed": 1}
+    with pytest.raises(InvalidRequestError, match=r"extra_args\.speed: Extra inputs"):
+        await prepare(service(ScriptedEngine(capabilities=deaf), strict_fields=True), request)
+    read = service(ScriptedEngine(), strict_fields=True)
+    await prepare(read, request)
+
+
 # --- 3. replies
+
+PACKED = {"token_ids": "<i4", "logprobs": "<f4", "ranks": "<i4"}
 
 
 async def test_a_non_finite_logprob_is_a_floor_and_rank_zero_is_null() -> None:
@@ -292,6 +329,23 @@ async def test_packed_logprobs_are_the_arrays_themselves() -> None:
     assert math.isnan(values[2])
 
 
+async def test_a_packed_row_without_the_sampled_tokens_score_is_that_token_alone() -> None:
+    import base64
+
+    engine = ScriptedEngine(one_sequence([9], logprobs=logprobs_of([[(3, -0.1), (4, -0.2)]])))
+    request = body(sampling={"max_tokens": 1, "logprobs": 1}, logprobs_format="packed")
+    packed = (await full(service(engine), request))["choices"][0]["logprobs"]
+    rows = [np.frombuffer(base64.b64decode(packed[name]), dtype).tolist() for name, dtype in PACKED.items()]
+    assert rows == [[9, -1], [-math.inf, -math.inf], [0]]
+
+
+async def test_packed_logprobs_of_no_tokens_are_packed_too() -> None:
+    engine = ScriptedEngine([Step([EngineOutput(0, [], finish_reason="abort")])])
+    request = body(sampling={"max_tokens": 1, "logprobs": 1}, logprobs_format="packed")
+    packed = (await full(service(engine), request))["choices"][0]["logprobs"]
+    assert (packed["format"], packed["token_ids"], packed["ranks"]) == ("packed", "", "")
+
+
 async def test_the_token_field_dialect_names_each_id() -> None:
     engine = ScriptedEngine(one_sequence([3], logprobs=logprobs_of([[(3, -0.1), (4, -0.2)]])))
     request = body(sampling={"max_tokens": 1, "logprobs": 1}, logprob_token_field=True)
@@ -311,6 +365,18 @@ async def test_prompt_logprobs_come_whole_and_on_the_first_chunk() -> None:
     events = await stream(service(ScriptedEngine(steps)), request)
     assert events[0]["prompt_logprobs"] == expected
     assert "prompt_logprobs" not in events[1]
+
+
+async def test_prompt_logprobs_are_packed_too() -> None:
+    import base64
+
+    scores = Logprobs(np.array([[11, 5]], np.int32), np.array([[-2.0, -np.inf]], np.float32), np.array([7], np.int32))
+    steps = one_sequence([1])
+    steps[0].outputs[0].prompt = PromptOutput(num_cached_tokens=0, logprobs=scores)
+    request = body(sampling={"max_tokens": 1, "prompt_logprobs": 1}, logprobs_format="packed")
+    packed = (await full(service(ScriptedEngine(steps)), request))["prompt_logprobs"]
+    rows = [np.frombuffer(base64.b64decode(packed[name]), dtype).tolist() for name, dtype in PACKED.items()]
+    assert rows == [[11, 5], [-2.0, -math.inf], [7]]
 
 
 TWO = interleave(sequence([1, 2, 3], index=0), sequence([4, 5], index=1))
@@ -379,13 +445,8 @@ async def test_stream_chunks_leave_out_what_upstream_leaves_out() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("before", [0, 2])
-async def test_an_engine_error_is_an_error_and_never_a_finish_reason(before: int) -> None:
-    steps = [Step([EngineOutput(0, [i])]) for i in range(before)]
-    steps.append(Step([EngineOutput(0, [], finish_reason="error", error="boom")]))
-    with pytest.raises(GenerationError, match="boom"):
-        await full(service(ScriptedEngine(steps)), body())
-    svc = service(ScriptedEngine(steps))
+async def until_failure(svc: GenerateService) -> list[Any]:
+    """The chunks of a stream that ends with a `GenerationError`."""
     prepared = await prepare(svc, body(stream=True))
     seen: list[Any] = []
 
@@ -393,9 +454,35 @@ async def test_an_engine_error_is_an_error_and_never_a_finish_reason(before: int
         async for chunks in svc.stream(prepared):
             seen.extend(chunks)
 
-    with pytest.raises(GenerationError):
+    with pytest.raises(GenerationError, match="boom"):
         await read()
-    assert len(seen) == before
+    return seen
+
+
+@pytest.mark.parametrize("before", [0, 2])
+async def test_an_engine_error_is_an_error_and_never_a_finish_reason(before: int) -> None:
+    steps = [Step([EngineOutput(0, [i])]) for i in range(before)]
+    steps.append(Step([EngineOutput(0, [], finish_reason="error", error="boom")]))
+    with pytest.raises(GenerationError, match="boom"):
+        await full(service(ScriptedEngine(steps)), body())
+    assert len(await until_failure(service(ScriptedEngine(steps)))) == before
+
+
+async def test_tokens_that_come_together_with_a_failure_are_shown_before_it() -> None:
+    failed = EngineOutput(0, [], finish_reason="error", error="boom")
+    seen = await until_failure(service(ScriptedEngine([Step([EngineOutput(0, [1]), EngineOutput(0, [2]), failed])])))
+    assert [chunk.choices[0].token_ids for chunk in seen] == [[1], [2]]
+
+
+async def test_a_failure_is_not_merged_into_the_tokens_that_a_slow_reader_has_not_taken() -> None:
+    queue = RequestQueue(1, lambda: None, lambda index: None, max_pending=1)
+    queue.put(EngineOutput(0, [1]))
+    queue.put(EngineOutput(0, [2]))
+    queue.put(EngineOutput(0, [], finish_reason="error"))
+    assert [(output.token_ids, output.finish_reason) for output in await anext(queue)] == [
+        ([1, 2], None),
+        ([], "error"),
+    ]
 
 
 # --- 4. leaving and aborting
@@ -410,7 +497,7 @@ async def test_leaving_a_stream_aborts_the_request_once(n: int) -> None:
         break
     await events.aclose()
     assert engine.aborted == [engine.requests[0].request_id]
-    assert svc.num_live == 0
+    assert svc.live_ids() == []
 
 
 async def test_cancelling_a_whole_reply_before_its_first_token_aborts_it() -> None:
@@ -422,7 +509,7 @@ async def test_cancelling_a_whole_reply_before_its_first_token_aborts_it() -> No
     with pytest.raises(asyncio.CancelledError):
         await task
     assert len(engine.aborted) == 1
-    assert svc.num_live == 0
+    assert svc.live_ids() == []
 
 
 @pytest.mark.parametrize("given", ["mine", "generate-tokens-mine"])

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
@@ -107,7 +108,7 @@ JSON = st.recursive(
 )
 FIELDS = [*GenerateRequest.__struct_fields__, "unknown"]
 SAMPLING = [*SamplingParams.__struct_fields__, "unknown"]
-LIMITS = SamplingLimits(vocab_size=100, max_model_len=50, max_num_seqs=4)
+LIMITS = SamplingLimits(vocab_size=100, max_model_len=50)
 
 
 @given(
@@ -197,3 +198,11 @@ def test_each_rule_of_sampling_has_its_own_sentence(sampling: dict[str, Any], wo
 
     with pytest.raises(InvalidRequestError, match=words):
         run()
+
+
+def test_without_a_cap_the_vocabulary_is_the_most_logprobs() -> None:
+    uncapped = dataclasses.replace(LIMITS, max_logprobs=-1)
+    for count in (-1, 100):
+        check_against(normalize(SamplingParams(logprobs=count, prompt_logprobs=count)), uncapped)
+    with pytest.raises(InvalidRequestError, match="max allowed: 100"):
+        check_against(normalize(SamplingParams(logprobs=101)), uncapped)

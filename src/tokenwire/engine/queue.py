@@ -50,7 +50,8 @@ class RequestQueue:
         if output.finish_reason is not None:
             self._open.discard(output.index)
         pending = self._pending
-        if len(pending) < self._max_pending or not self._merge(output):
+        # An error stays apart from the tokens before it: those are still to be shown.
+        if len(pending) < self._max_pending or output.finish_reason == "error" or not self._merge(output):
             pending.append(output)
         if self._waiter is not None:
             self._wake()

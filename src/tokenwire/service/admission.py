@@ -12,7 +12,6 @@ class Admission:
         self._max_seqs = max_seqs
         self._max_tokens = max_tokens
         self.num_seqs = 0
-        self.num_requests = 0
         self.num_prefill_tokens = 0
 
     def check(self, n: int) -> None:
@@ -30,7 +29,6 @@ class Admission:
 
     def enter(self, n: int, prompt_len: int) -> Ticket:
         """Count a request in; the ticket counts it out."""
-        self.num_requests += 1
         self.num_seqs += n
         self.num_prefill_tokens += prompt_len
         return Ticket(self, n, prompt_len)
@@ -52,7 +50,5 @@ class Ticket:
 
     def leave(self) -> None:
         self.prefilled()
-        if self._n:
-            self._admission.num_requests -= 1
         self._admission.num_seqs -= self._n
         self._n = 0

@@ -18,6 +18,8 @@ from tokenwire.wire.generate import GenerateRequest
 from tokenwire.wire.sampling import SamplingParams
 
 MAX_CACHE_SALT = 128
+READ_BY_ENDPOINTS = frozenset({"session_id"})
+"""`extra_args` that the ordinary endpoints look into themselves (as `vllm_xargs`)."""
 FORBIDDEN_IN_SALT = frozenset("@/\\\0")
 
 
@@ -49,8 +51,10 @@ def check_fingerprint(rendered_with: str | None, own: str | None) -> None:
         )
 
 
-def check_shape(request: GenerateRequest, sampling: SamplingParams) -> None:
-    """Rules of the body that need no server: the counterpart of upstream's model validators."""
+def check_shape(request: GenerateRequest, sampling: SamplingParams, *, max_n: int) -> None:
+    """Rules of the body that need no engine: the counterpart of upstream's model validators."""
+    if sampling.n > max_n:
+        raise InvalidRequestError(f"n must be at most {max_n}, got {sampling.n}.", param="sampling_params.n")
     check_cache_salt(request.cache_salt)
     if request.output_mode != "tokens" and not sampling.detokenize:
         raise InvalidRequestError(
@@ -75,6 +79,13 @@ def check_prompt(token_ids: list[int], info: EngineInfo) -> None:
         raise InvalidRequestError(f"Token id {highest} is out of vocabulary", param="token_ids")
     if len(token_ids) >= info.max_model_len:
         raise PromptTooLongError(len(token_ids), info.max_model_len - 1, info.max_model_len)
+
+
+def unread_extra_args(sampling: SamplingParams, capabilities: Capabilities) -> tuple[str, ...]:
+    """Names in `extra_args` that nobody behind this engine reads: as good as unknown fields."""
+    if not sampling.extra_args or capabilities.extra_args:
+        return ()
+    return tuple(f"sampling_params.extra_args.{name}" for name in sampling.extra_args if name not in READ_BY_ENDPOINTS)
 
 
 @dataclass(slots=True, frozen=True)

@@ -24,12 +24,7 @@ class ChoiceRun:
         """A stop string ended this choice before the engine did."""
 
     def take(self, output: EngineOutput) -> EngineOutput:
-        """The output with text and cut at a stop string, where there is a text stage; weight spans on the last one.
-
-        Raises `GenerationError` or `EngineUnavailableError` for a choice that failed.
-        """
-        if output.finish_reason == "error":
-            raise _failure(output)
+        """The output with text and cut at a stop string, where there is a text stage; weight spans on the last one."""
         if output.weight_version is not None:
             self._track(output.weight_version, len(output.token_ids))
         shown = output if self._stage is None else self._stage.process(output)
@@ -57,7 +52,8 @@ class ChoiceRun:
         ]
 
 
-def _failure(output: EngineOutput) -> GenerationError | EngineUnavailableError:
+def failure_of(output: EngineOutput) -> GenerationError | EngineUnavailableError:
+    """What an output with finish reason "error" means to the caller."""
     if output.retryable:
         return EngineUnavailableError(f"The engine could not finish this request: {output.error or 'unknown reason'}")
     return GenerationError(output.error or "the engine reported an error")

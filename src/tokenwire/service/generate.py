@@ -10,8 +10,10 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from tokenwire.engine.base import Engine, EngineOutput, OutputStream
+from tokenwire.errors import ServiceError
 from tokenwire.service.admission import Admission
-from tokenwire.service.choices import ChoiceRun, Collector
+from tokenwire.service.checks import unread_extra_args
+from tokenwire.service.choices import ChoiceRun, Collector, failure_of
 from tokenwire.service.context import RequestContext, ServiceOptions
 from tokenwire.service.levels import TextTools
 from tokenwire.service.models import ModelRegistry
@@ -54,6 +56,7 @@ class GenerateService:
         endpoint: Endpoint | None = None,
     ) -> PreparedGenerate:
         """Check a request and make it ready to run; see `Preparer.prepare`."""
+        unknown += unread_extra_args(request.sampling_params, self.engine.info.capabilities)
         if unknown:
             self.observer.unknown_fields(unknown)
         return await self.preparer.prepare(request, context, unknown, endpoint)
@@ -83,28 +86,20 @@ class GenerateService:
 
     async def abort(self, request_ids: list[str]) -> tuple[list[str], list[str]]:
         """Abort by replied id, with or without the prefix. Returns (aborted, unknown), as they were given."""
-        aborted: list[str] = []
-        unknown: list[str] = []
-        engine_ids: list[str] = []
-        for given in request_ids:
-            live = self._live.get(given) or self._live.get(ID_PREFIX + given)
-            (aborted if live else unknown).append(given)
-            engine_ids.extend(live or ())
-        if engine_ids:
-            await self.engine.abort(engine_ids)
-        return aborted, unknown
+        asked = {given: self._live.get(given) or self._live.get(ID_PREFIX + given) or () for given in request_ids}
+        engine_ids = [engine_id for live in asked.values() for engine_id in live]
+        ended = set(await self.engine.abort(engine_ids)) if engine_ids else set()
+        aborted = [given for given, live in asked.items() if ended.intersection(live)]
+        return aborted, [given for given in asked if given not in aborted]
 
     async def abort_all(self) -> int:
-        """Abort every live request; returns how many there were."""
+        """Abort every live request; returns how many that ended."""
         ids = [engine_id for live in self._live.values() for engine_id in live]
-        if ids:
-            await self.engine.abort(ids)
-        return len(ids)
+        return len(await self.engine.abort(ids)) if ids else 0
 
-    @property
-    def num_live(self) -> int:
-        """Requests under way."""
-        return self.admission.num_requests
+    def live_ids(self) -> list[str]:
+        """Ids of the requests under way, as their replies show them."""
+        return list(self._live)
 
     @property
     def draining(self) -> bool:
@@ -140,7 +135,11 @@ class GenerateService:
                     if not facts.has_output:
                         ticket.prefilled()
                         observer.prefilled(prepared, facts.first(outputs))
-                    yield self._show(prepared, stream, outputs, runs, facts)
+                    shown, failure = self._show(prepared, stream, outputs, runs, facts)
+                    if shown:
+                        yield shown
+                    if failure is not None:
+                        raise failure
             completed = True
         finally:
             ticket.leave()
@@ -156,13 +155,19 @@ class GenerateService:
         outputs: list[EngineOutput],
         runs: list[ChoiceRun],
         facts: RequestFacts,
-    ) -> list[EngineOutput]:
-        shown = []
+    ) -> tuple[list[EngineOutput], ServiceError | None]:
+        """What of these outputs may be shown, and the failure that came after it."""
+        shown: list[EngineOutput] = []
+        failure: ServiceError | None = None
         num_tokens = 0
         for output in outputs:
             run = runs[output.index]
             if run.stopped:
                 continue
+            if output.finish_reason == "error":
+                self.observer.choice_finished(prepared, output)
+                failure = failure_of(output)
+                break
             visible = run.take(output)
             if visible.finish_reason is not None:
                 if output.finish_reason is None:
@@ -173,4 +178,4 @@ class GenerateService:
             shown.append(visible)
         if num_tokens:
             self.observer.tokens(prepared, num_tokens)
-        return shown
+        return shown, failure

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 from tokenwire.engine.base import EngineOutput
-from tokenwire.service.logprob_shapes import npy, packed, raw, token_id_entries
+from tokenwire.service.logprob_shapes import NO_SCORES, npy, packed, raw, token_id_entries
 from tokenwire.wire.generate import (
     CompactTokensChoice,
     GenerateRequest,
@@ -106,9 +106,9 @@ class TokensLevel:
         if not self._shape.wants_logprobs:
             return None
         if scores is None:
-            return TokenIdLogprobs([])
+            return packed(NO_SCORES, binary=self._shape.binary) if self._shape.packed_logprobs else TokenIdLogprobs([])
         if self._shape.packed_logprobs:
-            return packed(scores, binary=self._shape.binary)
+            return packed(scores, output.token_ids, binary=self._shape.binary)
         return token_id_entries(scores, output.token_ids, token_field=self._shape.token_field)
 
 
@@ -130,7 +130,7 @@ def extras(output: EngineOutput, shape: Shape) -> dict[str, Any]:
 
 
 def routed_experts(array: NDArray[Any], shape: Shape) -> str | bytes | RoutedExpertsObject:
-    """[tokens, layers, experts per token] as `.npy`, or as the raw object of PROTOCOL 2.16."""
+    """[tokens, layers, experts per token] as `.npy`, or as an object of raw data, shape, first token and dtype."""
     if not shape.routed_experts_object:
         return npy(array, binary=shape.binary)
     return RoutedExpertsObject(
@@ -144,6 +144,9 @@ def routed_experts(array: NDArray[Any], shape: Shape) -> str | bytes | RoutedExp
 class TextTools(Protocol):
     """What the service needs of a loaded tokenizer; `service/text.py` has the one there is."""
 
+    def check_context(self, request: GenerateRequest) -> None:
+        """Raises `InvalidRequestError` where the request's level needs a parse_context and it is missing or wrong."""
+
     def prompt_texts(self, prompt_token_ids: list[int], rows: list[list[int]]) -> list[list[str]]:
         """Token strings for prompt logprobs: row i is prompt position i + 1, its own id first. Padding (-1) is ""."""
 
@@ -151,4 +154,4 @@ class TextTools(Protocol):
         """A fresh text stage for one choice of a reply at level `mode`."""
 
     def level(self, request: GenerateRequest, sampling: SamplingParams, shape: Shape) -> Level:
-        """The level of `request.output_mode`. Raises `InvalidRequestError` for a bad parse_context."""
+        """The level of `request.output_mode`, `text` or `derender`; its context has passed `check_context`."""

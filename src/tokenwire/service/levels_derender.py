@@ -75,9 +75,7 @@ class DerenderLevel:
         choice.finished = output.finish_reason is not None
         news = self._news(choice, output)
         fields = self._common(output)
-        scores = fields["logprobs"]
-        shows = news or choice.finished or fields["token_ids"] or getattr(scores, "content", scores)
-        if not shows:
+        if not (news or choice.finished or fields["token_ids"]):
             return None
         with_role, choice.role_sent = not choice.role_sent, True
         return DerenderDeltaChoice(

@@ -10,7 +10,7 @@ from msgspec import UNSET
 from tokenwire.derender.logprob_text import LogprobText
 from tokenwire.engine.base import EngineOutput
 from tokenwire.service.levels import Shape, extras
-from tokenwire.service.logprob_shapes import packed, token_id_entries
+from tokenwire.service.logprob_shapes import NO_SCORES, packed, token_id_entries
 from tokenwire.service.text_logprobs import text_entries
 from tokenwire.wire.generate import OutputMode, PackedLogprobs, TextChoice, TextLogprobs
 
@@ -42,9 +42,9 @@ class ChoiceLogprobs:
         if not rules.wanted:
             return None
         if scores is None:
-            return TextLogprobs([])
+            return packed(NO_SCORES, binary=self._shape.binary) if self._shape.packed_logprobs else TextLogprobs([])
         if self._shape.packed_logprobs:
-            return packed(scores, binary=self._shape.binary)
+            return packed(scores, output.token_ids, binary=self._shape.binary)
         texts = self._texts.get(output.index)
         if texts is None:
             texts = self._texts[output.index] = self._new_text()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -100,8 +100,17 @@ def prompt_entries(scores: Logprobs, texts_of: Callable[[list[list[int]]], list[
     return entries
 
 
-def packed(scores: Logprobs, *, binary: bool) -> PackedLogprobs:
-    """Arrays as they are, NaN and infinities included; each candidate once per row, the sampled token first."""
+NO_SCORES = Logprobs(np.zeros((0, 1), np.int32), np.zeros((0, 1), np.float32), np.zeros(0, np.int32))
+
+
+def packed(scores: Logprobs, sampled: Sequence[int] | None = None, *, binary: bool) -> PackedLogprobs:
+    """Arrays as they are, NaN and infinities included; each candidate once per row, the sampled token first.
+
+    A row that does not begin with its token of `sampled` (the engine had no score for it) is that token alone, with
+    -inf and rank 0. None: every row begins with its token, as prompt scores do.
+    """
+    if sampled is not None:
+        scores = _with_sampled(scores, np.asarray(sampled, np.int32))
     ids = scores.token_ids.astype("<i4")
     repeated = ids == ids[:, :1]
     repeated[:, 0] = False
@@ -113,6 +122,16 @@ def packed(scores: Logprobs, *, binary: bool) -> PackedLogprobs:
         logprobs=raw(scores.logprobs.astype("<f4", copy=False), binary=binary),
         ranks=raw(scores.ranks.astype("<i4", copy=False), binary=binary),
     )
+
+
+def _with_sampled(scores: Logprobs, sampled: NDArray[np.int32]) -> Logprobs:
+    missing = scores.token_ids[:, 0] != sampled
+    if not missing.any():
+        return scores
+    ids, logprobs, ranks = scores.token_ids.copy(), scores.logprobs.copy(), scores.ranks.copy()
+    ids[missing], logprobs[missing], ranks[missing] = -1, -np.inf, 0
+    ids[missing, 0] = sampled[missing]
+    return Logprobs(ids, logprobs, ranks)
 
 
 def raw(array: NDArray[Any], *, binary: bool) -> str | bytes:

@@ -1,4 +1,7 @@
-"""Everything that can be refused before the engine is asked, in the order that callers can observe (PROTOCOL 1.2)."""
+"""Everything that can be refused before the engine is asked, in the order that callers can observe.
+
+Which fault wins when a request has several is part of the contract; docs/wire.md lists the order.
+"""
 
 from __future__ import annotations
 
@@ -106,13 +109,13 @@ class Preparer:
         unknown: tuple[str, ...] = (),
         endpoint: Endpoint | None = None,
     ) -> PreparedGenerate:
-        """Check the request in the order of PROTOCOL 1.2 and make it ready to run.
+        """Check the request and make it ready to run.
 
         `unknown` are the field names that decoding passed over; `endpoint` is None on the generate route itself.
         Raises a `CallerError` for the caller's faults, a `ServiceError` when this server cannot take it now.
         """
         sampling = normalize(request.sampling_params)
-        check_shape(request, sampling)
+        check_shape(request, sampling, max_n=self.options.max_n)
         if unknown:
             self.fields.note(unknown, refused_prefix="parse_context." if request.output_mode == "derender" else None)
         self.models.check(request.model)
@@ -121,8 +124,10 @@ class Preparer:
         adapter = self.models.adapter_for(request.model, _modalities(request))
         info = self.engine.info
         self._check_combinations(request, sampling, context)
-        check_against(sampling, self._limits())
+        if self.text is not None:
+            self.text.check_context(request)
         check_encodable(request, sampling)
+        check_against(sampling, self._limits())
         check_prompt(request.token_ids, info)
         model_name = adapter.name if adapter is not None else self.models.name
         check_features(request, sampling, info, model=self.models.name)
@@ -183,7 +188,7 @@ class Preparer:
         self.admission.check(n)
 
     def max_tokens(self, sampling: SamplingParams, prompt_len: int) -> int:
-        """PROTOCOL 1.5: what was asked for, else the smallest default, never beyond the context."""
+        """What was asked for, else the smallest default, never beyond the context."""
         room = self.engine.info.max_model_len - prompt_len
         asked = sampling.max_tokens
         if asked is None:
@@ -198,9 +203,7 @@ class Preparer:
         return SamplingLimits(
             vocab_size=info.vocab_size,
             max_model_len=info.max_model_len,
-            max_num_seqs=info.max_num_seqs,
             max_logprobs=info.max_logprobs,
-            max_n=self.options.max_n,
             max_bad_words=self.options.max_bad_words,
         )
 

@@ -28,6 +28,11 @@ class TokenizerText:
         self.parser = parser
         self._as_token_ids = return_tokens_as_token_ids
 
+    def check_context(self, request: GenerateRequest) -> None:
+        """See `TextTools.check_context`. Without a parser, and at other levels, the context is not read."""
+        if request.output_mode == "derender" and self.parser is not None:
+            chat_facts(request.parse_context)
+
     def prompt_texts(self, prompt_token_ids: list[int], rows: list[list[int]]) -> list[list[str]]:
         """See `TextTools.prompt_texts`; special tokens included, "" for a token that only begins a character."""
         return prompt_token_texts(self.vocabulary, prompt_token_ids[0], rows)
@@ -46,7 +51,7 @@ class TokenizerText:
         return HoldingTextStage(sequence, include_stop=include)
 
     def level(self, request: GenerateRequest, sampling: SamplingParams, shape: Shape) -> Level:
-        """The level `text` or `derender`. Raises `InvalidRequestError` for a parse_context that is missing or wrong."""
+        """The level `text` or `derender`."""
         vocabulary, prompt = self.vocabulary, request.token_ids
 
         def new_text() -> LogprobText:
@@ -66,7 +71,7 @@ class TokenizerText:
         return self._as_token_ids if shape.tokens_as_token_ids is None else shape.tokens_as_token_ids
 
     def _derender_rules(self, sampling: SamplingParams, shape: Shape) -> LogprobRules:
-        """Candidates are cut to what was asked for; ids asked for by name are all shown (PROTOCOL 1.3)."""
+        """Candidates are cut to what was asked for; ids asked for by name are all shown."""
         named = sampling.logprob_token_ids is not None
         return LogprobRules(
             wanted=sampling.logprobs is not None or named,

@@ -53,6 +53,13 @@ class MultiModalFeatures(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
                     f"mm_hashes.{modality} has {expected}",
                     param=f"features.{name}.{modality}",
                 )
+        for index, span in enumerate(self.mm_placeholders[modality]):
+            if span.is_embed is not None and len(span.is_embed) != span.length:
+                raise InvalidRequestError(
+                    f"features.mm_placeholders.{modality}[{index}].is_embed has {len(span.is_embed)} items, its length "
+                    f"is {span.length}",
+                    param=f"features.mm_placeholders.{modality}",
+                )
         if self.mm_metadata is None or has_ec_transfer:
             return
         data = (self.kwargs_data or {}).get(modality) or [None] * expected

@@ -30,10 +30,8 @@ class SamplingLimits:
 
     vocab_size: int
     max_model_len: int
-    max_num_seqs: int
     max_logprobs: int = 20
     """-1: no cap."""
-    max_n: int = 16384
     max_bad_words: int = 128
 
 
@@ -56,8 +54,6 @@ def normalize(params: SamplingParams) -> SamplingParams:
 
 def check_against(params: SamplingParams, limits: SamplingLimits) -> None:
     """Check a normalised object against a model's limits. Raises `InvalidRequestError`."""
-    if params.n > limits.max_n:
-        raise fail("n", f"n must be at most {limits.max_n}, got {params.n}.")
     _check_logprob_counts(params, limits)
     for field in ("stop_token_ids", "logprob_token_ids", "trace_decode_token_ids"):
         _check_in_vocab(field, getattr(params, field) or (), limits.vocab_size)
@@ -83,17 +79,16 @@ def _check_in_vocab(field: str, ids: Iterable[int], vocab_size: int) -> None:
 
 
 def _check_logprob_counts(params: SamplingParams, limits: SamplingLimits) -> None:
-    if limits.max_logprobs == -1:
-        return
+    most = limits.vocab_size if limits.max_logprobs == -1 else limits.max_logprobs
     for field, noun in (("logprobs", "sample"), ("prompt_logprobs", "prompt")):
         asked = getattr(params, field)
         if asked is None:
             continue
         count = limits.vocab_size if asked == -1 else asked
-        if count > limits.max_logprobs:
+        if count > most:
             raise fail(
                 field,
-                f"Requested {noun} logprobs of {count}, which is greater than max allowed: {limits.max_logprobs}",
+                f"Requested {noun} logprobs of {count}, which is greater than max allowed: {most}",
                 asked,
             )
 
