@@ -10,6 +10,7 @@ TokenwireError
 │   ├── AuthenticationError       no key, or a wrong one
 │   ├── PermissionDeniedError     the route is closed to this caller
 │   ├── ModelNotFoundError        no such model or adapter
+│   ├── NotServedError            a route of the protocol that this server does not have
 │   ├── PrefixMismatchError       the template cannot continue the given prefix ids
 │   ├── CacheAbsentError          `Prefer: if-available`, and the prompt is not in the cache
 │   ├── BodyTooLargeError         over the body limit
@@ -109,6 +110,10 @@ class ModelNotFoundError(CallerError):
         self.model = model
         known = f" Valid aliases: {', '.join(aliases)}." if aliases else ""
         super().__init__(f"The model `{model}` does not exist.{known}", param="model")
+
+
+class NotServedError(CallerError):
+    """The protocol knows the route; this server has nothing behind it."""
 
 
 class PrefixMismatchError(CallerError):

@@ -118,6 +118,21 @@ async def test_a_request_is_aborted_by_its_rid() -> None:
     assert meta["finish_reason"]["type"] == "abort"
 
 
+async def test_a_batch_is_aborted_by_the_rid_it_was_made_from_whichever_prompts_still_run() -> None:
+    lengths = {1: 1, 2: 500}
+
+    def script(asked: EngineRequest) -> Any:
+        return interleave(sequence([7] * lengths[len(asked.prompt_token_ids)]), delay_s=0.02)
+
+    engine = ScriptedEngine(script)
+    async with client_of(app_of(engine)) as client:
+        running = asyncio.create_task(client.post("/generate", json={"input_ids": [[1], [1, 2]], "rid": "b"}))
+        await until(lambda: len(engine.requests) == 2 and engine.num_live == 1)
+        await client.post("/abort_request", json={"rid": "b"})
+        replies = (await asyncio.wait_for(running, 5)).json()
+    assert [reply["meta_info"]["finish_reason"]["type"] for reply in replies] == ["length", "abort"]
+
+
 # --- the dialect
 
 

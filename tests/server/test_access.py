@@ -8,11 +8,11 @@ import pytest
 from tests.support.http import GENERATE, app_of, body, client_of
 
 ABROAD = ("203.0.113.5", 4242)
-CONTROL = ["/pause", "/resume", "/reset_prefix_cache"]
+CONTROL = ["/pause", "/resume", "/reset_prefix_cache", "/abort_requests"]
 
 
 @pytest.mark.parametrize("header", [None, "Bearer wrong", "Basic k1", "Bearer", "k1"])
-@pytest.mark.parametrize("path", ["/v1/models", GENERATE, "/inference/v1/abort_requests"])
+@pytest.mark.parametrize("path", ["/v1/models", GENERATE, "/inference/v1/abort_requests", "/generate", "/invocations"])
 async def test_without_a_key_the_api_is_closed(header, path):
     async with client_of(app_of(api_key=["k1", "k2"])) as client:
         headers = {"Authorization": header} if header else {}

@@ -185,6 +185,15 @@ async def test_unknown_paths_and_methods_answer_as_the_framework_does():
     assert (wrong.status_code, wrong.json()) == (405, {"detail": "Method Not Allowed"})
 
 
+@pytest.mark.parametrize("path", ["/sleep", "/update_weights", "/v1/load_lora_adapter", "/collective_rpc"])
+async def test_routes_of_the_protocol_that_are_not_here_say_so(path):
+    async with client_of(app_of()) as client:
+        reply = await client.post(path)
+    error = reply.json()["error"]
+    assert (reply.status_code, error["code"], error["type"]) == (501, 501, "NotImplementedError")
+    assert error["message"].startswith(f"{path} is not implemented by this server. ")
+
+
 @pytest.mark.parametrize(
     "content, message",
     [

@@ -15,6 +15,7 @@ from tests.support.http import GENERATE, app_of, body, client_of, events_of, unt
 from tests.support.scripted_engine import (
     ScriptedEngine,
     Step,
+    counting,
     interleave,
     logprobs_of,
     one_sequence,
@@ -208,6 +209,47 @@ async def test_a_rank_that_is_no_number_counts_as_absent():
     reply = await post(app_of(engine), body(max_tokens=1), **{"X-data-parallel-rank": "two"})
     assert reply.status_code == 200
     assert engine.requests[0].data_parallel_rank is None
+
+
+async def running_requests(client, engine, *ids):
+    tasks = [asyncio.create_task(client.post(GENERATE, json={**body(max_tokens=500), "request_id": i})) for i in ids]
+    await until(lambda: engine.num_live == len(ids))
+    return tasks
+
+
+def reasons_of(replies):
+    return [reply.json()["choices"][0]["finish_reason"] for reply in replies]
+
+
+@pytest.mark.parametrize("content", ["", "{}", '{"request_ids": []}', '{"request_ids": null}'])
+async def test_a_trainers_abort_without_ids_ends_everything(content):
+    engine = ScriptedEngine(lambda asked: counting(asked, delay_s=0.02))
+    async with client_of(app_of(engine)) as client:
+        tasks = await running_requests(client, engine, "a", "b")
+        reply = await client.post("/abort_requests", content=content)
+        assert reply.json() == {"status": "aborted", "aborted": 2}
+        assert reasons_of(await asyncio.gather(*tasks)) == ["abort", "abort"]
+
+
+@pytest.mark.parametrize("content", ["{", '["a"]', '{"request_ids": "a"}'])
+async def test_a_trainers_abort_that_cannot_be_read_ends_nothing(content):
+    engine = ScriptedEngine(lambda asked: counting(asked, delay_s=0.002))
+    async with client_of(app_of(engine)) as client:
+        tasks = await running_requests(client, engine, "a")
+        assert (await client.post("/abort_requests", content=content)).status_code == 400
+        assert reasons_of(await asyncio.gather(*tasks)) == ["length"]
+
+
+async def test_an_abort_by_id_speaks_message_pack_too():
+    engine = ScriptedEngine(lambda asked: counting(asked, delay_s=0.02))
+    async with client_of(app_of(engine)) as client:
+        tasks = await running_requests(client, engine, "a")
+        content = msgspec.msgpack.encode({"request_ids": ["a", "b"]})
+        reply = await client.post(
+            "/inference/v1/abort_requests", content=content, headers={"Content-Type": "application/msgpack"}
+        )
+        assert msgspec.msgpack.decode(reply.content) == {"aborted": ["a"], "unknown": ["b"]}
+        assert reasons_of(await asyncio.gather(*tasks)) == ["abort"]
 
 
 @pytest.mark.parametrize("cached, status", [(0, 412), (2, 200)])

@@ -1,4 +1,4 @@
-"""Who may call what: API keys for the API, the operator's rule for control routes (PROTOCOL 2.11)."""
+"""Who may call what: API keys for the API, the operator's rule for control routes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tokenwire.errors import AuthenticationError, PermissionDeniedError
 from tokenwire.server.headers import header
 from tokenwire.settings import AccessSettings
 
-GUARDED_PREFIXES = ("/v1", "/v2", "/inference", "/invocations")
+GUARDED_PREFIXES = ("/v1", "/v2", "/inference", "/invocations", "/generate")
 
 
 class KeyRing:

@@ -36,6 +36,7 @@ TABLE: dict[type[BaseException], Status] = {
     errors.CacheAbsentError: Status(412, "PreconditionFailedError"),
     errors.BodyTooLargeError: Status(413, "PayloadTooLargeError"),
     errors.MediaError: Status(422, "UnprocessableEntityError"),
+    errors.NotServedError: Status(501, "NotImplementedError"),
     errors.OverloadedError: Status(503, "Service Unavailable"),
     errors.EngineUnavailableError: Status(503, "ServiceUnavailableError"),
     errors.GenerationError: Status(500, "InternalServerError"),

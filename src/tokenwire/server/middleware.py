@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from tokenwire.server.absent import not_served
 from tokenwire.server.body import ClientGoneError
 from tokenwire.server.context import Server
 from tokenwire.server.errors import MEDIA_TYPES, encode_error, error_headers, log_error, status_of
@@ -62,7 +63,7 @@ class ErrorMiddleware:
 
 
 class RequestIdMiddleware:
-    """Answers with `X-Request-Id`: the caller's, else a fresh one (PROTOCOL 1.10)."""
+    """Answers with `X-Request-Id`: the caller's, else a fresh one."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -82,6 +83,9 @@ class RequestIdMiddleware:
 
 
 async def http_exception(request: Request, exc: Exception) -> Response:
-    """Unknown paths and methods answer `{"detail": ...}`, as upstream's framework does."""
+    """Unknown paths and methods answer `{"detail": ...}`, as upstream's framework does; routes we lack say so."""
     assert isinstance(exc, HTTPException)
+    lacking = not_served(request.scope["path"].removeprefix(request.scope.get("root_path", "")))
+    if exc.status_code == 404 and lacking is not None:
+        raise lacking
     return JSONResponse({"detail": exc.detail}, exc.status_code, headers=dict(exc.headers or {}))

@@ -14,11 +14,13 @@ from tokenwire.errors import BodyValidationError
 from tokenwire.server.answering import PlainFraming, send_stream, send_whole
 from tokenwire.server.body import read_as, read_body
 from tokenwire.server.context import generate_of, server_of
-from tokenwire.server.headers import reply_format, request_context
+from tokenwire.server.errors import MEDIA_TYPES
+from tokenwire.server.headers import header, reply_format, request_context
 from tokenwire.server.observers import LogObserver
 from tokenwire.server.responses import WireResponse
 from tokenwire.server.routing import RouteSpec
 from tokenwire.service.generate import PreparedGenerate
+from tokenwire.wire.codec import encode
 from tokenwire.wire.generate import (
     DerenderChoice,
     GenerateChunk,
@@ -71,27 +73,63 @@ class AbortResponse(msgspec.Struct, frozen=True, kw_only=True):
     unknown: list[str]
 
 
+class AbortSomeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    request_ids: list[str] | None = None
+    """None or empty: every request."""
+
+
+class AbortAllResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """What trainers read: how many requests ended."""
+
+    status: str = "aborted"
+    aborted: int
+
+
 async def abort_requests(request: Request) -> Response:
-    server = server_of(request.scope)
-    body = await read_body(request.scope, request.receive, server.settings.network.max_body_bytes)
-    ids = _request_ids(body)
-    aborted, unknown = await generate_of(server).abort(ids)
-    return WireResponse(AbortResponse(aborted=aborted, unknown=unknown))
-
-
-def _request_ids(body: bytes) -> list[str]:
-    """Upstream reads this body whatever its content type, with these sentences."""
-    try:
-        plain: Any = msgspec.json.decode(body)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as exc:
-        raise BodyValidationError([("body", f"JSON decode error: {exc}")]) from exc
-    ids = plain.get("request_ids") if isinstance(plain, dict) else None
+    ids = _ids_in(await _body(request), header(request.scope, b"content-type"))
     if not ids:
-        raise BodyValidationError([("body.request_ids", "Missing 'request_ids' in request body")])
+        raise _missing_ids()
+    aborted, unknown = await generate_of(server_of(request.scope)).abort(ids)
+    fmt = reply_format(request.scope)
+    content = encode(AbortResponse(aborted=aborted, unknown=unknown), fmt)
+    return Response(content, media_type=MEDIA_TYPES[fmt].decode())
+
+
+async def abort_some_or_all(request: Request) -> Response:
+    """A trainer's abort between two weight versions: without ids, or without a body, everything ends."""
+    service = generate_of(server_of(request.scope))
+    body = await _body(request)
+    ids = _ids_in(body, header(request.scope, b"content-type")) if body else []
+    count = len((await service.abort(ids))[0]) if ids else await service.abort_all()
+    return WireResponse(AbortAllResponse(aborted=count))
+
+
+async def _body(request: Request) -> bytes:
+    limit = server_of(request.scope).settings.network.max_body_bytes
+    return await read_body(request.scope, request.receive, limit)
+
+
+def _ids_in(body: bytes, content_type: str) -> list[str]:
+    """Empty where the body names none. JSON unless the type says MessagePack: upstream asks for no type here."""
+    in_msgpack = "msgpack" in content_type
+    try:
+        plain: Any = msgspec.msgpack.decode(body) if in_msgpack else msgspec.json.decode(body)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as exc:
+        noun = "MessagePack" if in_msgpack else "JSON"
+        raise BodyValidationError([("body", f"{noun} decode error: {exc}")]) from exc
+    if not isinstance(plain, dict):
+        raise _missing_ids()
+    ids = plain.get("request_ids")
+    if not ids:
+        return []
     try:
         return msgspec.convert(ids, list[str])
     except msgspec.ValidationError as exc:
         raise BodyValidationError([("body.request_ids", f"request_ids must be a list of strings: {exc}")]) from exc
+
+
+def _missing_ids() -> BodyValidationError:
+    return BodyValidationError([("body.request_ids", "Missing 'request_ids' in request body")])
 
 
 ROUTES = [
@@ -115,6 +153,17 @@ ROUTES = [
         methods=("POST",),
         request=AbortRequest,
         response=AbortResponse,
+        tag="control",
+        needs_engine=True,
+        control=True,
+    ),
+    RouteSpec(
+        path="/abort_requests",
+        endpoint=abort_some_or_all,
+        summary="End requests by id, or without ids all of them.",
+        methods=("POST",),
+        request=AbortSomeRequest,
+        response=AbortAllResponse,
         tag="control",
         needs_engine=True,
         control=True,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import time
 import uuid
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
@@ -13,18 +13,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from tokenwire.server.answering import PlainFraming, send_stream, send_whole
 from tokenwire.server.body import read_as
-from tokenwire.server.context import Server, generate_of, server_of
-from tokenwire.server.disconnect import DisconnectWatch
-from tokenwire.server.errors import MEDIA_TYPES, encode_error, log_error, status_of
-from tokenwire.server.frames import DONE_FRAMES, STREAM_TYPES, frame_events, frame_payload
+from tokenwire.server.context import generate_of, server_of
 from tokenwire.server.headers import request_context
 from tokenwire.server.responses import WireResponse
 from tokenwire.server.routing import RouteSpec
+from tokenwire.service.answers import all_of
 from tokenwire.service.generate import GenerateService, PreparedGenerate
+from tokenwire.service.prepare import ID_PREFIX
 from tokenwire.service.sglang import StreamShaper, replies_of, to_generate_requests
-from tokenwire.wire.codec import encode
-from tokenwire.wire.generate import GenerateResponse
 from tokenwire.wire.sglang import SGLangAbort, SGLangRequest
 
 
@@ -45,70 +43,37 @@ class SGLangGenerate:
         asked = to_generate_requests(request, rid, text=service.text is not None)
         prepared = [await service.prepare(one, context, unknown) for one in asked]
         if request.stream:
-            await _stream(server, service, request, prepared[0], receive, send)
+            name = prepared[0].request_id
+            events = _events(service, request, prepared[0])
+            await send_stream(server, events, PlainFraming("json"), receive, send, name=name)
         else:
-            await _full(service, request, prepared, receive, send)
+            await send_whole(_replies(service, request, prepared), "json", receive, send)
 
 
-async def _full(
-    service: GenerateService, request: SGLangRequest, prepared: list[PreparedGenerate], receive: Receive, send: Send
-) -> None:
+async def _replies(service: GenerateService, request: SGLangRequest, prepared: list[PreparedGenerate]) -> Any:
+    """A list for a batch or several choices, else the one reply."""
     started = time.monotonic()
+    responses = await all_of([service.full(one) for one in prepared])
     replies: list[dict[str, Any]] = []
-    async with DisconnectWatch(receive) as watch:
-        responses = await _all(service, prepared)
-        for one, response in zip(prepared, responses, strict=True):
-            replies += replies_of(request, one, response)
-    if watch.gone:
-        return
+    for one, response in zip(prepared, responses, strict=True):
+        replies += replies_of(request, one, response)
     for reply in replies:
         reply["meta_info"]["e2e_latency"] = time.monotonic() - started
-    single = len(prepared) == 1 and prepared[0].n == 1 and not isinstance(request.input_ids[0], list)
-    if single:
-        del replies[0]["index"]
-    payload = encode(replies[0] if single else replies)
-    headers = [(b"content-type", MEDIA_TYPES["json"]), (b"content-length", str(len(payload)).encode())]
-    await send({"type": "http.response.start", "status": 200, "headers": headers})
-    await send({"type": "http.response.body", "body": payload})
+    if len(replies) > 1 or isinstance(request.input_ids[0], list):
+        return replies
+    del replies[0]["index"]
+    return replies[0]
 
 
-async def _stream(
-    server: Server,
-    service: GenerateService,
-    request: SGLangRequest,
-    prepared: PreparedGenerate,
-    receive: Receive,
-    send: Send,
-) -> None:
-    headers = [(b"content-type", STREAM_TYPES["json"]), (b"cache-control", b"no-cache")]
-    await send({"type": "http.response.start", "status": 200, "headers": headers})
-    tail = DONE_FRAMES["json"]
-    async with DisconnectWatch(receive) as watch:
-        try:
-            shaper = StreamShaper(request, prepared)
-            async with aclosing(service.stream(prepared)) as batches:
-                async for chunks in batches:
-                    events = [event for chunk in chunks for event in shaper.events(chunk)]
-                    if events:
-                        body = frame_events(events, "json")
-                        await send({"type": "http.response.body", "body": body, "more_body": True})
-        except Exception as exc:
-            log_error(exc, f"stream {prepared.request_id}")
-            server.metrics.error(status_of(exc))
-            tail = frame_payload(encode_error(exc, "json"), "json") + tail
-    if not watch.gone:
-        await send({"type": "http.response.body", "body": tail})
-
-
-async def _all(service: GenerateService, prepared: list[PreparedGenerate]) -> list[GenerateResponse]:
-    """All prompts at once. The first failure ends the others and is raised."""
-    tasks = [asyncio.ensure_future(service.full(one)) for one in prepared]
-    try:
-        return list(await asyncio.gather(*tasks))
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+async def _events(
+    service: GenerateService, request: SGLangRequest, prepared: PreparedGenerate
+) -> AsyncGenerator[list[dict[str, Any]], None]:
+    shaper = StreamShaper(request, prepared)
+    async with aclosing(service.stream(prepared)) as batches:
+        async for chunks in batches:
+            events = [event for chunk in chunks for event in shaper.events(chunk)]
+            if events:
+                yield events
 
 
 async def abort_request(request: Request) -> Response:
@@ -119,10 +84,9 @@ async def abort_request(request: Request) -> Response:
     if body.abort_all:
         await service.abort_all()
     elif body.rid:
-        await service.abort([body.rid])
-        index = 0
-        while (await service.abort([f"{body.rid}_{index}"]))[0]:
-            index += 1
+        own = ID_PREFIX + body.rid
+        batch = [one for one in service.live_ids() if one.startswith(f"{own}_") and one[len(own) + 1 :].isdecimal()]
+        await service.abort([own, *batch])
     return Response()
 
 
