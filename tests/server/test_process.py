@@ -146,7 +146,7 @@ def test_an_idle_server_stops_at_once():
         (["serve", "--grpc"], 2, "--grpc is not supported: tokenwire speaks HTTP only."),
         (["serve", "--tool-call-parser", "nope"], 2, "--tool-call-parser must be one of"),
         (["serve", "--engine", "warp"], 2, "--engine must be one of"),
-        (["serve", "/no/such/folder"], 1, "/no/such/folder"),
+        (["serve", "/no/such/folder", "--port", "0"], 1, "/no/such/folder"),
         (["dance"], 2, "dance is not a command"),
     ],
 )
