@@ -2,8 +2,8 @@
 
 1. Streams work over the link, whole and streamed, many at once; nothing is left afterwards.
 2. A killed core ends every open stream with an error: unavailable if a restart follows, dead if not.
-3. A restarted core serves again; after the last restart the engine is dead and says so.
-4. A core whose starter is gone ends by itself.
+3. A restarted core serves again; after the last restart, or one that fails, the engine is dead and says so.
+4. A core whose starter is gone ends by itself, one that does not answer is ended; signals for the server do not end it.
 5. A model that cannot run stops the start with a sentence.
 6. The front end imports neither torch nor transformers.
 """
@@ -26,6 +26,8 @@ from tests.engine.harness import Reference
 from tests.engine.tiny_models import VOCAB
 from tokenwire.engine.base import EngineOutput, EngineRequest, EngineStatus, Pause, Resume
 from tokenwire.engine.local import LocalEngine, LocalEngineOptions
+from tokenwire.engine.local import engine as engine_module
+from tokenwire.engine.local.process import CoreProcess
 from tokenwire.errors import EngineDeadError, EngineUnavailableError, ServiceError
 from tokenwire.wire.sampling import SamplingParams
 
@@ -148,6 +150,61 @@ async def test_a_killed_core_fails_every_open_stream_and_comes_back_as_often_as_
             engine.generate(request("never"))
     finally:
         await engine.close()
+
+
+async def test_a_restart_that_fails_in_any_way_is_the_end_and_not_a_wait_for_ever(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = LocalEngine(options(folders["llama"], restarts=2))
+    await engine.start()
+
+    def no_folder(*_: object, **__: object) -> None:
+        raise PermissionError("the folder cannot be read")
+
+    monkeypatch.setattr(engine_module, "prepare_model", no_folder)
+    assert engine.pid is not None
+    stream = engine.generate(request("open", max_tokens=100))
+    os.kill(engine.pid, signal.SIGKILL)
+    with pytest.raises(EngineUnavailableError):
+        async for _ in stream:
+            pass
+    while engine.status is EngineStatus.RESTARTING:  # noqa: ASYNC110  a status has no event to wait for
+        await asyncio.sleep(0.01)
+    assert engine.status is EngineStatus.DEAD
+    with pytest.raises(EngineDeadError):
+        engine.generate(request("never"))
+    await engine.close()
+
+
+async def test_a_core_that_does_not_answer_is_ended_and_the_start_says_so(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = LocalEngine(options(folders["llama"]))
+    started: list[CoreProcess] = []
+    start = CoreProcess.start
+
+    async def remember(*args: Any) -> CoreProcess:
+        started.append(await start(*args))
+        return started[0]
+
+    monkeypatch.setattr(CoreProcess, "start", remember)
+    monkeypatch.setattr(engine_module, "ATTACH_TIMEOUT_S", 0.0)
+    with pytest.raises(EngineUnavailableError, match="did not answer"):
+        await engine.start()
+    assert await asyncio.wait_for(started[0].wait(), 1.0) == -signal.SIGKILL
+    assert engine.pid is None
+    await engine.close()
+
+
+async def test_signals_meant_for_the_server_do_not_end_its_core(engine: LocalEngine) -> None:
+    assert engine.pid is not None
+    stream = engine.generate(request("open", max_tokens=60))
+    first = await anext(stream)
+    os.kill(engine.pid, signal.SIGINT)
+    os.kill(engine.pid, signal.SIGTERM)
+    outputs = [*first, *[output async for outputs in stream for output in outputs]]
+    assert (sum(len(o.token_ids) for o in outputs), outputs[-1].finish_reason) == (60, "length")
+    assert len((await read(engine, request("next"))).token_ids) == 8
 
 
 def test_a_core_ends_when_its_starter_is_killed(folders: dict[str, Path]) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
 import sys
 import threading
 import time
@@ -26,6 +27,9 @@ from tokenwire.errors import TokenwireError
 def main() -> int:
     """Serve until told to stop; 0 when told, 1 when it could not start."""
     started = time.monotonic()
+    for wanted in (signal.SIGINT, signal.SIGTERM):
+        # Meant for the server, which lets requests finish; terminals and service managers send it to all its processes.
+        signal.signal(wanted, signal.SIG_IGN)
     reports = _claim_stdout()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s core: %(message)s", stream=sys.stderr)
     job = msgspec.msgpack.decode(bytes.fromhex(sys.stdin.readline()), type=Job)

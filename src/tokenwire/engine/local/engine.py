@@ -103,7 +103,6 @@ class LocalEngine(Engine):
         if self._gauges.state == "closed":
             raise EngineUnavailableError("The engine is paused.")
         handle, queue = self._streams.open(request.request_id, request.sampling.n)
-        kwargs = request.reasoning_parser_kwargs
         link.send(
             wire.Add(
                 handle=handle,
@@ -115,7 +114,6 @@ class LocalEngine(Engine):
                 adapter=request.adapter,
                 features=request.features,
                 reasoning_ended=request.reasoning_ended,
-                reasoning_parser_kwargs=dict(kwargs) if kwargs is not None else None,
             )
         )
         return queue
@@ -123,8 +121,9 @@ class LocalEngine(Engine):
     async def abort(self, request_ids: Iterable[str]) -> list[str]:
         found = self._streams.handles_of(set(request_ids))
         if found:
+            link = self._serving_link()
             call, answer = self._open_call()
-            self._serving_link().send(wire.Abort(list(found), call))
+            link.send(wire.Abort(list(found), call))
             await answer
         return list(found.values())
 
@@ -195,12 +194,27 @@ class LocalEngine(Engine):
     async def _bring_up(self) -> None:
         folder = await asyncio.to_thread(prepare_model, self._options.model, progress=self._progress)
         await asyncio.to_thread(check_folder, folder, self._options)
-        self._process = await CoreProcess.start(folder, self._options, self._progress)
-        self._ready = asyncio.get_running_loop().create_future()
-        self._link = FrontLink(self._process.address, self._on_message)
-        self._link.send(wire.Attach())
-        self._info = await asyncio.wait_for(self._ready, ATTACH_TIMEOUT_S)
+        self._process = process = await CoreProcess.start(folder, self._options, self._progress)
+        try:
+            self._info = await self._attach(process.address)
+        except BaseException:
+            self._disconnect()
+            await process.stop(patience_s=0.0)
+            raise
         self._status = EngineStatus.READY
+
+    async def _attach(self, address: str) -> EngineInfo:
+        """Connect to the core and hear what it is."""
+        self._ready = asyncio.get_running_loop().create_future()
+        self._link = FrontLink(address, self._on_message)
+        self._link.send(wire.Attach())
+        try:
+            info = await asyncio.wait_for(self._ready, ATTACH_TIMEOUT_S)
+        except TimeoutError as exc:
+            raise EngineUnavailableError(f"The engine process did not answer within {ATTACH_TIMEOUT_S:g} s.") from exc
+        if self._closed:
+            raise EngineUnavailableError(_CLOSED)
+        return info
 
     async def _watch(self) -> None:
         """Wait for the core's death, again after every restart, until none is left."""
@@ -221,9 +235,8 @@ class LocalEngine(Engine):
             self._restarts_left -= 1
             try:
                 await self._bring_up()
-            except ServiceError as exc:
-                logger.error("the engine could not be restarted: %s", exc.message)
-                self._disconnect()
+            except Exception as exc:  # whatever it is, requests must not wait for a restart that nobody tries
+                logger.error("the engine could not be restarted: %s", exc, exc_info=not isinstance(exc, ServiceError))
             else:
                 logger.warning("the engine is back, %d restarts left", self._restarts_left)
                 return

@@ -55,7 +55,6 @@ class Add(msgspec.Struct, frozen=True, tag="add", kw_only=True, omit_defaults=Tr
     adapter: str | None = None
     features: MultiModalFeatures | None = None
     reasoning_ended: bool | None = None
-    reasoning_parser_kwargs: dict[str, Any] | None = None
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
