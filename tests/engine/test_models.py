@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from tests.conformance.cases import conformance_file
 from tokenwire.engine.local import LocalEngineOptions, prepare_model
 from tokenwire.engine.local.facts import check_folder, read_facts
 from tokenwire.errors import EngineUnavailableError
@@ -81,7 +80,7 @@ def test_the_converted_default_model_has_its_own_tokenizer(monkeypatch: pytest.M
     folder = prepare_model()
     monkeypatch.setattr("tokenwire.engine.local.models._convert", None)
     assert prepare_model() == folder, "found again, not converted again"
-    original_folder = conformance_file("tokenizers/smol/tokenizer.json").parent
+    original_folder = Path(__file__).parents[1] / "data" / "tokenizers" / "smol"
     original = Tokenizer.from_file(str(original_folder / "tokenizer.json"))
     converted = Tokenizer.from_file(str(folder / "tokenizer.json"))
     rnd = random.Random(0)
