@@ -149,7 +149,8 @@ class PromptOutput:
         """Take what is not known yet from facts that came later: remote workers count cached tokens at the end."""
         if self.num_cached_tokens is None:
             self.num_cached_tokens = later.num_cached_tokens
-        self.logprobs = self.logprobs or later.logprobs
+        if self.logprobs is None:
+            self.logprobs = later.logprobs
         if self.token_id_logprobs is None:
             self.token_id_logprobs = later.token_id_logprobs
         self.num_encoder_tokens = self.num_encoder_tokens or later.num_encoder_tokens

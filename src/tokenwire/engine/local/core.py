@@ -10,29 +10,19 @@ import logging
 from collections.abc import Sequence as Seq
 from typing import Protocol
 
-import numpy as np
-import torch
-
 from tokenwire.engine.base import EngineInfo, EngineStats, FinishReason
 from tokenwire.engine.local import messages as wire
-from tokenwire.engine.local.batch import StepBatch
 from tokenwire.engine.local.blocks import root_hash
 from tokenwire.engine.local.controls import PauseControl
 from tokenwire.engine.local.finish import FinishRules
 from tokenwire.engine.local.grammars import Grammars
 from tokenwire.engine.local.intake import Intake
+from tokenwire.engine.local.model_step import ModelStep
 from tokenwire.engine.local.outputs import OutputBuffer
 from tokenwire.engine.local.requests import Request, RequestKey, Sequence, SequenceState
 from tokenwire.engine.local.runner import ModelRunner
-from tokenwire.engine.local.sampling import (
-    LogprobsMode,
-    SampleOutput,
-    SequenceSampler,
-    sample,
-    score_prompt,
-    score_prompt_ids,
-)
-from tokenwire.engine.local.scheduler import Chunk, Scheduler
+from tokenwire.engine.local.sampling import LogprobsMode, SampleOutput, SequenceSampler
+from tokenwire.engine.local.scheduler import Scheduler
 from tokenwire.errors import InvalidRequestError
 
 logger = logging.getLogger(__name__)
@@ -71,9 +61,9 @@ class Core:
         self._grammars = grammars
         self._rules = rules
         self._info = info
-        self._logprobs_mode = logprobs_mode
         self._requests: dict[RequestKey, Request] = {}
         self._samplers: dict[Sequence, SequenceSampler] = {}
+        self._model_step = ModelStep(runner, scheduler, self._samplers, self, logprobs_mode)
         self._clients: set[bytes] = set()
         self._outputs = OutputBuffer()
         self._pause = PauseControl(self)
@@ -103,6 +93,13 @@ class Core:
     def can_step(self) -> bool:
         return self._scheduler.has_work and not self._pause.frozen
 
+    def _begin(self, request: Request) -> None:
+        """Let the first sample compute the prompt for all; where it has been ended, each computes it by itself."""
+        first = request.sequences[0]
+        alone = [s for s in request.sequences if s.state is SequenceState.HELD]
+        for sequence in alone if first.state is SequenceState.FINISHED else [first]:
+            self._scheduler.add(sequence)
+
     @property
     def _patience_ms(self) -> int | None:
         if self.can_step:
@@ -115,100 +112,23 @@ class Core:
             if request.is_done:  # aborted meanwhile
                 continue
             if problem is None:
-                self._scheduler.add(request.sequences[0])
+                self._begin(request)
             else:
                 self._refuse(request.key, problem)
                 self.end(request, "abort", heard=False)
 
-    @torch.inference_mode()
     def step(self) -> None:
         """Schedule, run, sample."""
         chunks = self._scheduler.schedule()
-        if not chunks:
-            return
-        self._num_steps += 1
-        self._changed = True
-        try:
-            logits, batch = self.runner.forward(chunks, self._scheduler.block_tables)
-        except (IndexError, ValueError, RuntimeError) as exc:
-            if len(chunks) == 1 and not isinstance(exc, torch.OutOfMemoryError):
-                self._fail(chunks[0].sequence.request, exc)
-                return
-            if isinstance(exc, torch.OutOfMemoryError):
-                raise
-            self._step_one_by_one(chunks, exc)
-            return
-        self._after_forward(chunks, logits, batch)
+        if chunks:
+            self._num_steps += 1
+            self._changed = True
+            self._model_step.run(chunks)
 
-    def _step_one_by_one(self, chunks: Seq[Chunk], cause: Exception) -> None:
-        """Find out whose fault it was: those that fail alone end, the others go on. If all fail, it is ours."""
-        failures = 0
-        for chunk in chunks:
-            if chunk.sequence.state is not SequenceState.RUNNING:
-                continue
-            try:
-                logits, batch = self.runner.forward([chunk], self._scheduler.block_tables)
-            except (IndexError, ValueError, RuntimeError) as exc:
-                failures += 1
-                self._fail(chunk.sequence.request, exc)
-                continue
-            self._after_forward([chunk], logits, batch)
-        if failures == len(chunks):
-            raise cause
+    # --- ModelStep's receiver -------------------------------------------------------------------------------------
 
-    def _after_forward(self, chunks: Seq[Chunk], logits: torch.Tensor, batch: StepBatch) -> None:
-        for chunk, start, stop in batch.score_rows:
-            self._score_prompt(chunk, logits[start:stop])
-        self._scheduler.advance(chunks)
-        rows, sequences = self._sampling_rows(batch)
-        if not sequences:
-            return
-        picked = logits if rows == list(range(len(logits))) else logits[torch.tensor(rows, device=logits.device)]
-        samplers = [self._samplers[s] for s in sequences]
-        try:
-            result = sample(picked, samplers, logprobs_mode=self._logprobs_mode)
-        except (ValueError, RuntimeError, InvalidRequestError):
-            logger.exception("sampling failed; trying row by row")
-            self._sample_one_by_one(picked, sequences)
-            return
-        self._accept(sequences, result)
-
-    def _sample_one_by_one(self, logits: torch.Tensor, sequences: Seq[Sequence]) -> None:
-        for row, sequence in enumerate(sequences):
-            if sequence.state is not SequenceState.RUNNING:
-                continue
-            try:
-                result = sample(logits[row : row + 1], [self._samplers[sequence]], logprobs_mode=self._logprobs_mode)
-            except (ValueError, RuntimeError, InvalidRequestError) as exc:
-                self._fail(sequence.request, exc)
-                continue
-            self._accept([sequence], result)
-
-    def _sampling_rows(self, batch: StepBatch) -> tuple[list[int], list[Sequence]]:
-        """Logit row and sequence of every token to sample; a finished prompt also serves its request's siblings."""
-        rows: list[int] = []
-        sequences: list[Sequence] = []
-        for chunk, row in batch.sample_rows:
-            sequence = chunk.sequence
-            rows.append(row)
-            sequences.append(sequence)
-            sequence.request.prompt_computed = True
-            for child in sequence.request.sequences[1:] if sequence.index == 0 else ():
-                if child.state is SequenceState.HELD and self._fork(sequence, child):
-                    rows.append(row)
-                    sequences.append(child)
-        return rows, sequences
-
-    def _fork(self, parent: Sequence, child: Sequence) -> bool:
-        copy = self._scheduler.fork(parent, child)
-        if copy is None:
-            self._scheduler.add(child)
-            return False
-        if copy[0] >= 0:
-            self.runner.cache.copy_block(*copy)
-        return True
-
-    def _accept(self, sequences: Seq[Sequence], result: SampleOutput) -> None:
+    def accept(self, sequences: Seq[Sequence], result: SampleOutput) -> None:
+        """Append, and send or finish."""
         version = self.weight_version
         for row, (sequence, token_id) in enumerate(zip(sequences, result.token_ids.tolist(), strict=True)):
             sequence.token_ids.append(token_id)
@@ -229,17 +149,10 @@ class Core:
                 )
                 self._close(sequence)
 
-    def _score_prompt(self, chunk: Chunk, logits: torch.Tensor) -> None:
-        request = chunk.sequence.request
-        scores = request.scores
-        assert scores is not None
-        first, stop = chunk.score_start, chunk.score_stop
-        tops = None
-        if scores.num_top is not None:
-            following = np.array(request.prompt_token_ids[first + 1 : stop + 1], dtype=np.int64)
-            tops = score_prompt(logits, following, scores.num_top)
-        ids = scores.ids_for(first, stop)
-        scores.add(first, stop, tops, None if ids is None else score_prompt_ids(logits, ids.tolist()))
+    def fail(self, request: Request, exc: Exception) -> None:
+        """End a request with the error it met."""
+        logger.error("request %d failed", request.key.handle, exc_info=exc)
+        self.end(request, "error", error=f"{type(exc).__name__}: {exc}")
 
     # --- endings --------------------------------------------------------------------------------------------------
 
@@ -259,18 +172,18 @@ class Core:
                 self._close(sequence)
 
     def _leave(self, sequence: Sequence) -> None:
-        """End one sequence that nobody listens to. Siblings that wait for its prompt pass compute it themselves."""
-        request = sequence.request
+        """End one sequence that nobody listens to; others may have waited for its prompt pass."""
+        has_begun = sequence.state is not SequenceState.HELD  # else the request still waits for its grammar
         self._close(sequence)
-        if sequence.index == 0:
-            for sibling in request.sequences[1:]:
-                if sibling.state is SequenceState.HELD:
-                    self._scheduler.add(sibling)
+        if sequence.index == 0 and has_begun:
+            self._begin(sequence.request)
 
     def set_weight_version(self, version: str) -> None:
         """From the next token on. What streams hold back is sent first, so that no row has tokens of both."""
-        for sequence in self._scheduler.running:
-            self._outputs.push_held(sequence)
+        for request in self._requests.values():
+            for sequence in request.sequences:
+                if sequence.state is not SequenceState.FINISHED:
+                    self._outputs.push_held(sequence)
         self.flush()
         self.weight_version = version
 
@@ -278,10 +191,6 @@ class Core:
         """End every request."""
         for request in list(self._requests.values()):
             self.end(request, reason)
-
-    def _fail(self, request: Request, exc: Exception) -> None:
-        logger.error("request %d failed", request.key.handle, exc_info=exc)
-        self.end(request, "error", error=f"{type(exc).__name__}: {exc}")
 
     # --- messages -------------------------------------------------------------------------------------------------
 
@@ -318,7 +227,7 @@ class Core:
         self._requests[request.key] = request
         self._samplers.update(samplers)
         if not self._grammars.hold(request, samplers):
-            self._scheduler.add(request.sequences[0])
+            self._begin(request)
 
     def _refuse(self, key: RequestKey, problem: InvalidRequestError) -> None:
         self._outputs.refuse(key.client, wire.Refusal(key.handle, problem.message, problem.param, False))

@@ -58,13 +58,6 @@ class Request:
     def is_done(self) -> bool:
         return all(s.state is SequenceState.FINISHED for s in self.sequences)
 
-    @property
-    def first_uncached(self) -> int:
-        """The first position that must be computed whatever the prefix cache holds, for its scores."""
-        if self.scores is not None and not self.scores.done:
-            return self.scores.next_position
-        return len(self.prompt_token_ids)
-
 
 @dataclass(slots=True, eq=False)
 class Sequence:

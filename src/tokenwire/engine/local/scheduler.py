@@ -95,6 +95,7 @@ class Scheduler:
             copy = (parent.blocks[len(shared)], blocks[-1])
         child.num_computed = parent.num_prompt
         child.num_registered = len(shared)
+        child.is_cacheable = parent.is_cacheable
         self._start(child, blocks)
         return copy
 
@@ -140,8 +141,9 @@ class Scheduler:
         if not self.pool.caching or sequence.request.params.skip_reading_prefix_cache:
             return []
         usable = len(sequence.token_ids) - 1
-        if sequence.index == 0:
-            usable = min(usable, sequence.request.first_uncached)
+        scores = sequence.request.scores
+        if sequence.index == 0 and scores is not None and not scores.done:
+            usable = min(usable, scores.next_position)
         return self.pool.find(sequence.hashes_of(usable // self.pool.block_size, self.pool.block_size))
 
     def num_cached(self, prompt: list[int], root: bytes, features: MultiModalFeatures | None) -> int:
