@@ -176,18 +176,6 @@ def test_a_prompt_of_one_token_has_no_scores() -> None:
     assert score_prompt_ids(torch.empty(0, 80), []).shape == (0, 0)
 
 
-def test_prompt_scores_can_be_logits() -> None:
-    logits = torch.randn(3, 80)
-    assert (
-        score_prompt(logits, [1, 2, 3], 0, as_logits=True).logprobs[:, 0].tolist()
-        == logits[[0, 1, 2], [1, 2, 3]].tolist()
-    )
-    assert (
-        score_prompt_ids(logits, [[1], [2], [3]], as_logits=True)[:, 0].tolist()
-        == logits[[0, 1, 2], [1, 2, 3]].tolist()
-    )
-
-
 def test_named_prompt_ids_are_nan_where_padded() -> None:
     logits = torch.randn(100, 50, generator=torch.Generator().manual_seed(2))
     rows = [[i % 50, -1, 3] if i % 2 else [i % 50] for i in range(100)]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tokenwire.engine.base import FinishReason
-from tokenwire.wire.sampling import RepetitionDetection, SamplingParams
+from tokenwire.engine.local.sampling import has_repetition
+from tokenwire.wire.sampling import SamplingParams
 
 REPETITION = "repetition_detected"
 """`stop_reason` of a sequence that repeats itself."""
@@ -38,22 +39,7 @@ class FinishRules:
                 return "stop", last
         if num_output >= max_tokens or len(token_ids) >= self.max_model_len:
             return "length", None
-        detection = params.repetition_detection
-        if detection is not None and num_output >= params.min_tokens and repeats(token_ids, num_prompt, detection):
-            return "repetition", REPETITION
-        return None
-
-
-def repeats(token_ids: Sequence[int], num_prompt: int, rule: RepetitionDetection) -> bool:
-    """Whether the output's tail is one pattern of allowed size, `min_count` times over."""
-    if rule.max_pattern_size <= 0 or rule.min_count < 2:
-        return False
-    num_output = len(token_ids) - num_prompt
-    for size in range(max(1, rule.min_pattern_size), rule.max_pattern_size + 1):
-        span = size * rule.min_count
-        if span > num_output:
-            return False
-        tail = token_ids[-span:]
-        if tail[size:] == tail[:-size]:
-            return True
-    return False
+        rule = params.repetition_detection
+        if rule is None or num_output < params.min_tokens:
+            return None
+        return ("repetition", REPETITION) if has_repetition(token_ids, rule, start=num_prompt) else None

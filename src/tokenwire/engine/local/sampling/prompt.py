@@ -1,4 +1,7 @@
-"""Scores of prompt tokens. Rows of logits predict the token that follows, so row i scores prompt token i + 1."""
+"""Scores of prompt tokens. Rows of logits predict the token that follows, so row i scores prompt token i + 1.
+
+They are log-probabilities of the plain logits in every one of the server's logprobs modes, as in vLLM.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +17,10 @@ from tokenwire.engine.local.sampling.scores import ScoreAsk, score
 _CHUNK = 64
 
 
-def score_prompt(
-    logits: torch.Tensor, token_ids: Sequence[int] | NDArray[np.int64], k: int, *, as_logits: bool = False
-) -> Logprobs:
+def score_prompt(logits: torch.Tensor, token_ids: Sequence[int] | NDArray[np.int64], k: int) -> Logprobs:
     """`prompt_logprobs`: T positions, from logits [T, V] and the ids [T] they should have predicted.
 
-    k -1 means the whole vocabulary; `as_logits` gives logits for scores (the server's two logits modes; nothing
-    processes a prompt). Works in slices, so that memory beside the logits does not grow with T times V.
+    k -1 means the whole vocabulary. Works in slices, so that memory beside the logits does not grow with T times V.
     """
     width = logits.shape[1]
     ask = ScoreAsk(width if k == -1 else k)
@@ -28,18 +28,15 @@ def score_prompt(
     parts = []
     for start in range(0, len(ids), _CHUNK):
         chunk = ids[start : start + _CHUNK]
-        parts += score(
-            logits[start : start + _CHUNK].float().contiguous(), chunk, [ask] * len(chunk), as_logits=as_logits
-        )
+        values = logits[start : start + _CHUNK].float().contiguous()
+        parts += score(values, chunk, [ask] * len(chunk), as_logits=False)
     if not parts:
         return Logprobs(np.empty((0, 1), np.int32), np.empty((0, 1), np.float32), np.empty(0, np.int32))
     return Logprobs.concat(parts)
 
 
-def score_prompt_ids(
-    logits: torch.Tensor, rows: Sequence[Sequence[int]], *, as_logits: bool = False
-) -> NDArray[np.float32]:
-    """`prompt_logprob_token_ids`: log-probabilities (or logits) [T, n] of the ids asked for per position.
+def score_prompt_ids(logits: torch.Tensor, rows: Sequence[Sequence[int]]) -> NDArray[np.float32]:
+    """`prompt_logprob_token_ids`: log-probabilities [T, n] of the ids asked for per position.
 
     NaN where an id is -1. Rows may have different lengths; short ones count as padded with -1.
     """
@@ -51,7 +48,6 @@ def score_prompt_ids(
     for start in range(0, len(rows), _CHUNK):
         ids = torch.from_numpy(table[start : start + _CHUNK]).to(logits.device)
         values = logits[start : start + _CHUNK].float()
-        values = values if as_logits else values.log_softmax(-1)
-        found = values.gather(1, ids.clamp(min=0)).masked_fill_(ids < 0, float("nan"))
+        found = values.log_softmax(-1).gather(1, ids.clamp(min=0)).masked_fill_(ids < 0, float("nan"))
         result[start : start + _CHUNK] = found.cpu().numpy()
     return result
