@@ -22,6 +22,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if name in ("-V", "--version", "version"):
         sys.stdout.write(f"tokenwire {__version__}\n")
         return 0
+    if args[:2] == ["launch", "render"]:  # vLLM's spelling
+        name, args = "render", args[1:]
     for command in COMMANDS:
         if command.name == name:
             return int(importlib.import_module(command.module).run(args[1:]))

@@ -42,7 +42,7 @@ def test_a_stream_over_a_socket_is_the_whole_reply(server):
 
 
 def test_version_and_help_answer_at_once():
-    for arguments in (["--version"], ["--help"], ["serve", "--help"]):
+    for arguments in (["--version"], ["--help"], ["serve", "--help"], ["launch", "render", "--help"]):
         start = time.monotonic()
         done = subprocess.run(
             [sys.executable, "-m", "tokenwire", *arguments], capture_output=True, text=True, timeout=20

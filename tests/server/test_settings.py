@@ -4,9 +4,10 @@ value; (4) secrets are never shown; (5) vLLM's flags are accepted, noted or refu
 
 import pytest
 
+from tokenwire.commands.engines import make_engine, vllm_flags
 from tokenwire.settings import SettingsError, load, make_parser
 from tokenwire.settings.foreign import FOREIGN_FLAGS
-from tokenwire.settings.sources import all_options
+from tokenwire.settings.sources import all_options, build
 
 
 def loaded(*argv, env=None):
@@ -183,3 +184,22 @@ def test_every_setting_has_help_and_a_default_that_it_accepts():
         for option in options:
             assert option.help.endswith((".", ")")), option.name
             assert option.default is None or option.from_plain(option.default, option.name) == option.default
+
+
+def test_flags_of_ours_reach_vllm_and_its_own_come_last():
+    found = settings(
+        "M", "--engine", "vllm", "--return-sampling-mask", "--max-num-seqs", "7", "--", "--max-num-seqs", "9"
+    )
+    flags = vllm_flags(found)
+    assert "--return-sampling-mask" in flags
+    assert flags[-2:] == ["--max-num-seqs", "9"]
+
+
+def test_settings_of_the_same_name_reach_the_local_engine():
+    from tokenwire.engine.local.options import LocalEngineOptions
+
+    told = {"return_sampling_mask": True, "max_num_seqs": 3, "stream_interval": 4, "block_size": 8, "fused": False}
+    engine = make_engine(build(told), lambda stage, fraction: None)
+    options = {name: getattr(engine._options, name) for name in told}
+    assert options == told
+    assert all(getattr(LocalEngineOptions(), name) != value for name, value in told.items())

@@ -50,6 +50,7 @@ def _local(settings: Settings, progress: Progress) -> Engine:
             generation_config=model.generation_config,
             override_generation_config=model.override_generation_config,
             stream_interval=limits.stream_interval,
+            return_sampling_mask=settings.output.return_sampling_mask,
             seed=engine.seed,
             num_threads=engine.num_threads,
             restarts=engine.engine_restarts,
@@ -129,11 +130,14 @@ def vllm_flags(settings: Settings) -> list[str]:
         ("--scheduling-policy", limits.scheduling_policy, None),
         ("--stream-interval", limits.stream_interval, plain.limits.stream_interval),
         ("--dtype", settings.engine.dtype, plain.engine.dtype),
+        ("--seed", settings.engine.seed, None),
     ):
         if value != default:
             flags += [flag, str(value)]
     if model.override_generation_config:
         flags += ["--override-generation-config", json.dumps(model.override_generation_config)]
+    if settings.output.return_sampling_mask:
+        flags.append("--return-sampling-mask")
     if model.tokens_only or model.skip_tokenizer_init:
         flags.append("--skip-tokenizer-init")
     return [*flags, *settings.remote.vllm_args]

@@ -21,6 +21,8 @@ def _refused(sentence: str, *, value: bool = False) -> ForeignFlag:
 
 
 _CLUSTER = "the built-in engine is one process on one device."
+_MEDIA = "no media is loaded yet."
+_PLUGIN = "a format is an entry of the table in tokenwire/derender/parser/formats."
 
 FOREIGN_FLAGS: dict[str, ForeignFlag] = {
     "--enable-scale-out": _noted("the token routes are always on."),
@@ -34,6 +36,15 @@ FOREIGN_FLAGS: dict[str, ForeignFlag] = {
     "--uvicorn-log-level": _noted("use --log-level.", value=True),
     "--load-format": _noted("the format of the weights is recognised.", value=True),
     "--h11-max-header-count": _noted("the httptools parser has no such limit.", value=True),
+    "--renderer-num-workers": _noted("prompts are rendered in as many threads as it takes.", value=True),
+    "--fingerprint-mode": _noted("fingerprints always cover everything.", value=True),
+    "--max-loras": _noted("there are no adapters yet.", value=True),
+    "--max-lora-rank": _noted("there are no adapters yet.", value=True),
+    "--allowed-local-media-path": _noted(_MEDIA, value=True),
+    "--allowed-media-domains": _noted(_MEDIA, value=True),
+    "--media-io-kwargs": _noted(_MEDIA, value=True),
+    "--mm-processor-cache-gb": _noted(_MEDIA, value=True),
+    "--limit-mm-per-prompt": _noted(_MEDIA, value=True),
     "--grpc": _refused("tokenwire speaks HTTP only."),
     "--grpc-port": _refused("tokenwire speaks HTTP only.", value=True),
     "--headless": _refused("there is no engine without its server."),
@@ -43,6 +54,13 @@ FOREIGN_FLAGS: dict[str, ForeignFlag] = {
     "--pipeline-parallel-size": _refused(_CLUSTER, value=True),
     "--data-parallel-size": _refused(_CLUSTER, value=True),
     "--data-parallel-rank": _refused(_CLUSTER, value=True),
+    "--data-parallel-start-rank": _refused(_CLUSTER, value=True),
+    "--data-parallel-size-local": _refused(_CLUSTER, value=True),
+    "--data-parallel-address": _refused(_CLUSTER, value=True),
+    "--data-parallel-rpc-port": _refused(_CLUSTER, value=True),
+    "--data-parallel-backend": _refused(_CLUSTER, value=True),
+    "--data-parallel-hybrid-lb": _refused(_CLUSTER),
+    "--data-parallel-external-lb": _refused(_CLUSTER),
     "--enable-expert-parallel": _refused(_CLUSTER),
     "--speculative-config": _refused("there is no speculative decoding yet.", value=True),
     "--enable-lora": _refused("there are no adapters yet."),
@@ -55,6 +73,13 @@ FOREIGN_FLAGS: dict[str, ForeignFlag] = {
     "--worker-extension-cls": _refused("there are no workers to extend.", value=True),
     "--enable-sleep-mode": _refused("the engine cannot sleep yet."),
     "--enable-return-routed-experts": _refused("routed experts are not returned yet."),
-    "--return-sampling-mask": _refused("the sampling mask is not returned yet."),
+    "--enable-tokenizer-info-endpoint": _refused("GET /server_info has the fingerprint of tokenizer and template."),
+    "--response-role": _refused("answers are the assistant's.", value=True),
+    "--reasoning-effort-map": _refused("efforts reach the chat template as they are.", value=True),
+    "--anthropic-disabled-thinking-effort": _refused("disabled thinking is the effort none.", value=True),
+    "--sse-keep-alive-interval": _refused("streams carry no keep-alive comments.", value=True),
+    "--tool-parser-plugin": _refused(_PLUGIN, value=True),
+    "--reasoning-parser-plugin": _refused(_PLUGIN, value=True),
+    "--tool-strict-level": _refused("strict tools are as strict as each tool says.", value=True),
 }
 """Flag -> what happens to it. A row goes when the feature comes."""

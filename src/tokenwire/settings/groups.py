@@ -112,6 +112,9 @@ class OutputSettings:
 
     logprob_token_field: bool = option(False, help='Logprob entries also have `token: "token_id:N"`.')
     return_tokens_as_token_ids: bool = option(False, help="Logprobs of text levels show token_id:N instead of text.")
+    return_sampling_mask: bool = option(
+        False, help="Choices tell, for every token, which ids survived top_k, top_p and min_p."
+    )
     enable_prompt_tokens_details: bool = option(False, help="Report cached_tokens in usage.")
     enable_force_include_usage: bool = option(False, help="Streamed chats and completions always end with their usage.")
     enable_per_request_metrics: bool = option(False, help="Chats and completions tell their timings in `metrics`.")
@@ -181,7 +184,9 @@ class EngineSettings:
     kv_cache_memory_bytes: int | None = option(minimum=1, help="Size of the KV cache in bytes (4G). Default: chosen.")
     enable_prefix_caching: bool = option(True, help="Keep the KV cache of prompts for later requests.")
     num_threads: int | None = option(minimum=1, help="CPU threads of the engine. Default: all cores.")
-    seed: int = option(0, minimum=0, help="Seed of requests that bring none.")
+    seed: int | None = option(
+        minimum=0, help="Requests without a seed draw by this one and their order of arrival. Default: each at random."
+    )
     fused: bool = option(True, help="Use the fast path for architectures that have one.")
     trust_remote_code: bool = option(False, help="Run model code that comes with the weights.")
     load_timeout: float = option(600.0, minimum=0, help="Seconds that loading the model may take.")
