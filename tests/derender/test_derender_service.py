@@ -9,6 +9,7 @@
 6. The state is small and of constant size; what is not a state of ours or of vLLM's is a 400, never a crash.
 7. A state of vLLM's is taken over: its decode window, or its whole output, is run through once.
 8. Bodies have bounds, each refused with a sentence that names field, value and limit.
+9. The original request says as much of reading the answer as a parse_context does.
 """
 
 from __future__ import annotations
@@ -30,10 +31,14 @@ from tokenwire.derender.chat_parser import ParserSetup
 from tokenwire.derender.parser import find_format
 from tokenwire.derender.vocabulary import TokenSource, Vocabulary
 from tokenwire.errors import BodyValidationError, InvalidRequestError, InvalidStateError, ModelNotFoundError
+from tokenwire.service.answer_reading import parse_context
+from tokenwire.service.chat_prompt import own_variables
 from tokenwire.service.derender import DerenderService, DerenderSetup
+from tokenwire.service.derender_chat import chat_facts
 from tokenwire.service.derender_input import DerenderLimits
 from tokenwire.service.models import ModelRegistry
 from tokenwire.wire import codec
+from tokenwire.wire.chat import ChatCompletionRequest
 from tokenwire.wire.derender import (
     DerenderChatStreamRequest,
     DerenderCompletionStreamRequest,
@@ -683,3 +688,25 @@ async def test_an_unknown_model_is_not_found() -> None:
 async def test_fields_that_a_newer_token_server_sends_are_passed_over() -> None:
     body = {"generate_response": {**reply({"token_ids": [0], "news": 1}), "later": {}}}
     assert (await chat(service(WORDS), body))["choices"][0]["message"]["content"] == "Hel"
+
+
+# --- 9. what the original request says
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"reasoning_effort": "none"},
+        {"reasoning_effort": "high", "chat_template_kwargs": {"enable_thinking": False}},
+        {"chat_template_kwargs": {"thinking": True, "reasoning_effort": "auto"}, "include_reasoning": False},
+        {"messages": [{"role": "assistant", "tool_calls": 7}, {"role": "user", "content": "q"}]},
+    ],
+)
+def test_the_original_request_says_what_its_parse_context_says(fields: dict[str, Any]) -> None:
+    chat, _ = codec.convert(ChatCompletionRequest, {"messages": [{"role": "user", "content": "q"}], **fields})
+    facts, context = chat_facts(chat), parse_context(chat, own_variables(chat))
+    assert facts.chat_template_kwargs == context.chat_template_kwargs
+    assert facts.include_reasoning == context.include_reasoning
+    assert facts.history_tool_call_cnt == context.history_tool_call_cnt == 0
+    if fields.get("reasoning_effort") == "none":
+        assert facts.chat_template_kwargs["enable_thinking"] is False

@@ -5,15 +5,18 @@ every route and holds together; (8) the docs page loads nothing from elsewhere; 
 import asyncio
 import json
 import re
+import shutil
 
 import pytest
 
-from tests.support.http import GENERATE, app_of, body, client_of, until
+from tests.support.http import GENERATE, app_of, body, client_of, settings_of, until
 from tests.support.scripted_engine import ScriptedEngine, one_sequence
 from tests.support.tokenizers import SMOL
 from tokenwire import __version__
 from tokenwire.engine.base import EngineStatus
 from tokenwire.render.tokenizer import Tokenizer
+from tokenwire.server.app import create_app
+from tokenwire.server.build import build_server
 from tokenwire.service.models import Adapter
 
 
@@ -42,6 +45,14 @@ async def test_models_have_vllms_fields():
         "max_model_len",
         "permission",
     }
+
+
+async def test_a_front_end_knows_the_context_from_the_models_files(tmp_path):
+    folder = shutil.copytree(SMOL, tmp_path / "smol")
+    (folder / "config.json").write_text('{"model_type": "llama", "max_position_embeddings": 2048}')
+    server = build_server(settings_of(), None, tokenizer=Tokenizer.load(folder))
+    assert [card["max_model_len"] for card in (await get(create_app(server), "/v1/models")).json()["data"]] == [2048]
+    assert server.derender.setup.limits.max_model_len == 2048
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,8 @@ def plain_text(content: Any) -> str | None:
 
 def count_tool_calls(messages: Iterable[Mapping[str, Any]]) -> int:
     """Calls that assistants made so far: sequential call ids go on from here."""
-    return sum(len(m.get("tool_calls") or ()) for m in messages if m.get("role") == "assistant")
+    calls = (message.get("tool_calls") for message in messages if message.get("role") == "assistant")
+    return sum(len(found) for found in calls if isinstance(found, list))
 
 
 def _normalize_one(

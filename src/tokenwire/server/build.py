@@ -11,7 +11,7 @@ from tokenwire.derender.parser import Format, UnknownFormatError, find_format
 from tokenwire.derender.vocabulary import Vocabulary
 from tokenwire.engine.base import Engine
 from tokenwire.server.build_endpoints import build_endpoints
-from tokenwire.server.build_render import build_render
+from tokenwire.server.build_render import build_render, override_max_tokens, stop_ids
 from tokenwire.server.context import Server
 from tokenwire.server.metrics import Metrics
 from tokenwire.server.observers import LogObserver, MetricsObserver, Observers
@@ -19,20 +19,19 @@ from tokenwire.server.tracing import otlp_observer
 from tokenwire.service.context import ServiceOptions
 from tokenwire.service.derender import DerenderService, DerenderSetup
 from tokenwire.service.derender_input import DerenderLimits
-from tokenwire.service.end_tokens import eos_token_ids
 from tokenwire.service.fields import UnknownFields
 from tokenwire.service.generate import GenerateService
 from tokenwire.service.models import ModelRegistry
 from tokenwire.service.observer import Observer
 from tokenwire.service.text import TokenizerText
-from tokenwire.settings import ChatSettings, ModelSettings, Settings, SettingsError
+from tokenwire.settings import ChatSettings, Settings, SettingsError
 
 if TYPE_CHECKING:
     from tokenwire.render.tokenizer import Tokenizer
     from tokenwire.service.levels import TextTools
 
 MAX_UNKNOWN_LEN = 2**20
-"""Bound on received ids where neither an engine nor --max-model-len says how long a context is."""
+"""Bound on received ids where no engine, no --max-model-len and no file of the model says how long a context is."""
 
 
 def build_server(
@@ -63,9 +62,9 @@ def build_server(
     )
     parser = None if tokenizer is None else _parser_setup(settings.chat, tokenizer)
     if tokenizer is not None:
-        server.derender = _derender(settings, models, tokenizer, engine, parser)
         overrides = sampling_names(model.override_generation_config)
         server.render = build_render(settings, models, tokenizer, engine, parser, sampling_overrides=overrides)
+        server.derender = _derender(server, tokenizer, parser)
         server.render_fingerprint = server.render.fingerprint()
     observers: list[Observer] = [server.live]
     if not settings.logs.disable_log_stats:
@@ -110,28 +109,18 @@ def _parser_setup(chat: ChatSettings, tokenizer: Tokenizer) -> ParserSetup | Non
     )
 
 
-def _derender(
-    settings: Settings,
-    models: ModelRegistry,
-    tokenizer: Tokenizer,
-    engine: Engine | None,
-    parser: ParserSetup | None,
-) -> DerenderService:
-    eos = eos_token_ids(tokenizer.folder, tokenizer.eos_token_id)
-    limits = DerenderLimits(
-        max_model_len=settings.model.max_model_len or MAX_UNKNOWN_LEN,
-        max_logprobs=settings.limits.max_logprobs,
-        max_n=settings.limits.max_n_sequences,
-    )
-    if engine is not None:
-        eos |= set(engine.info.eos_token_ids)
-        limits = dataclasses.replace(limits, max_model_len=engine.info.max_model_len)
+def _derender(server: Server, tokenizer: Tokenizer, parser: ParserSetup | None) -> DerenderService:
+    settings = server.settings
     return DerenderService(
         DerenderSetup(
-            models=models,
+            models=server.models,
             vocabulary=Vocabulary(tokenizer),
-            limits=limits,
-            eos_token_ids=eos,
+            limits=DerenderLimits(
+                max_model_len=server.max_model_len or MAX_UNKNOWN_LEN,
+                max_logprobs=settings.limits.max_logprobs,
+                max_n=settings.limits.max_n_sequences,
+            ),
+            eos_token_ids=stop_ids(tokenizer, server.engine),
             parser=parser,
             return_tokens_as_token_ids=settings.output.return_tokens_as_token_ids,
         )
@@ -150,33 +139,20 @@ def service_options(settings: Settings, engine_defaults: Mapping[str, Any]) -> S
     limits, output = settings.limits, settings.output
     overrides = sampling_names(settings.model.override_generation_config)
     return ServiceOptions(
-        tokens_only=settings.model.tokens_only,
-        reasoning_parser=settings.chat.reasoning_parser,
-        tool_parser=settings.chat.tool_call_parser,
         enable_prompt_tokens_details=output.enable_prompt_tokens_details,
         return_tokens_as_token_ids=output.return_tokens_as_token_ids,
         logprob_token_field=output.logprob_token_field,
         per_request_spec_decode_metrics=output.per_request_spec_decode_metrics,
         max_num_queued_reqs=limits.max_num_queued_reqs,
         max_num_queued_tokens=limits.max_num_queued_tokens,
-        skip_model_name_validation=settings.access.skip_model_name_validation,
         strict_fields=settings.access.strict_fields,
         max_n=limits.max_n_sequences,
         max_bad_words=limits.max_num_bad_words,
         default_sampling_params={**engine_defaults, **overrides},
-        override_max_tokens=_override_max_tokens(settings.model, engine_defaults),
+        override_max_tokens=override_max_tokens(settings.model, engine_defaults),
     )
 
 
 def sampling_names(generation_config: Mapping[str, Any]) -> dict[str, Any]:
     """A generation config under sampling_params names."""
     return {("max_tokens" if name == "max_new_tokens" else name): value for name, value in generation_config.items()}
-
-
-def _override_max_tokens(model: ModelSettings, engine_defaults: Mapping[str, Any]) -> int | None:
-    """PROTOCOL 1.5: an operator's own folder caps with its `max_new_tokens`, otherwise the override does."""
-    if model.generation_config not in ("auto", "vllm"):
-        cap = engine_defaults.get("max_tokens")
-    else:
-        cap = model.override_generation_config.get("max_new_tokens")
-    return cap if isinstance(cap, int) else None

@@ -17,7 +17,7 @@ from tokenwire.service.end_tokens import eos_token_ids
 from tokenwire.service.model_files import ModelFiles, read_model_files
 from tokenwire.service.models import ModelRegistry
 from tokenwire.service.render import RenderOptions, RenderService
-from tokenwire.settings import ChatSettings, Settings, SettingsError
+from tokenwire.settings import ChatSettings, ModelSettings, Settings, SettingsError
 
 JINJA_CHARACTERS = "{}\n"
 """A template has at least one of these; a path has none."""
@@ -47,14 +47,14 @@ def build_render(
     options = RenderOptions(
         max_model_len=_max_model_len(settings, engine, files),
         default_sampling_params={**defaults, **sampling_overrides},
-        override_max_tokens=_override_max_tokens(settings, defaults),
+        override_max_tokens=override_max_tokens(model, defaults),
         default_chat_template_kwargs=settings.chat.default_chat_template_kwargs,
         enable_auto_tool_choice=settings.chat.enable_auto_tool_choice,
         exclude_tools_when_tool_choice_none=settings.chat.exclude_tools_when_tool_choice_none,
         trust_request_chat_template=settings.chat.trust_request_chat_template,
         trust_request_mm_kwargs=settings.chat.trust_request_mm_kwargs,
         max_stop_strings=settings.limits.max_stop_strings,
-        stop_token_ids=_stop_ids(tokenizer, engine),
+        stop_token_ids=stop_ids(tokenizer, engine),
     )
     fingerprint = render_fingerprint(tokenizer, encoder)
     return RenderService(models, tokenizer, encoder, options, parser=parser, fingerprint=fingerprint)
@@ -89,15 +89,19 @@ def _max_model_len(settings: Settings, engine: Engine | None, files: ModelFiles)
     return settings.model.max_model_len or files.max_model_len
 
 
-def _override_max_tokens(settings: Settings, defaults: Mapping[str, Any]) -> int | None:
-    """PROTOCOL 1.5: an operator's own folder caps with its `max_new_tokens`, otherwise the override does."""
-    if settings.model.generation_config not in ("auto", "vllm"):
+def override_max_tokens(model: ModelSettings, defaults: Mapping[str, Any]) -> int | None:
+    """The operator's cap: of an own folder its `max_new_tokens`, otherwise that of the override.
+
+    `defaults` are the generation config's, under sampling_params names.
+    """
+    if model.generation_config not in ("auto", "vllm"):
         cap = defaults.get("max_tokens")
     else:
-        cap = settings.model.override_generation_config.get("max_new_tokens")
+        cap = model.override_generation_config.get("max_new_tokens")
     return cap if isinstance(cap, int) else None
 
 
-def _stop_ids(tokenizer: Tokenizer, engine: Engine | None) -> frozenset[int]:
+def stop_ids(tokenizer: Tokenizer, engine: Engine | None) -> frozenset[int]:
+    """What ends an answer: by the files beside the tokenizer, and by the engine."""
     ids = eos_token_ids(tokenizer.folder, tokenizer.eos_token_id)
     return ids | set(engine.info.eos_token_ids) if engine is not None else ids

@@ -91,7 +91,10 @@ class Server:
 
     @property
     def max_model_len(self) -> int | None:
-        return self.settings.model.max_model_len if self.engine is None else self.engine.info.max_model_len
+        """The engine's; on a front end what the settings or the model's files say."""
+        if self.engine is not None:
+            return self.engine.info.max_model_len
+        return self.settings.model.max_model_len if self.render is None else self.render.options.max_model_len
 
     def drain(self) -> None:
         self.draining = True

@@ -106,21 +106,8 @@ class ChatPrompts:
         )
 
     def _variables(self, request: ChatCompletionRequest) -> dict[str, Any]:
-        """Template variables: server defaults, under the request's kwargs, under its own fields."""
-        own = dict(request.chat_template_kwargs or {})
-        effort = request.reasoning_effort
-        fields: dict[str, Any] = {
-            "add_generation_prompt": request.wants_generation_prompt,
-            "continue_final_message": request.continue_final_message,
-            "documents": request.documents,
-            "reasoning_effort": effort,
-        }
-        if effort is not None and "enable_thinking" not in own:
-            # Templates that think only when told to; those that do not know the name never see it.
-            fields["enable_thinking"] = effort != "none"
-        own |= {name: value for name, value in fields.items() if value not in UNSET_KWARGS}
-        given = {name: value for name, value in own.items() if value not in UNSET_KWARGS}
-        return {**self._options.default_chat_template_kwargs, **given}
+        """Template variables: server defaults, under the request's own."""
+        return {**self._options.default_chat_template_kwargs, **own_variables(request)}
 
     def _check_trust(self, request: ChatCompletionRequest) -> None:
         options = self._options
@@ -145,6 +132,23 @@ class ChatPrompts:
                 f"{self._model} is not a multimodal model: it cannot take {media[0].modality} parts.",
                 param="messages",
             )
+
+
+def own_variables(request: ChatCompletionRequest) -> dict[str, Any]:
+    """What a request tells the template, its fields over its kwargs; also what the parser of its answer must know."""
+    own = dict(request.chat_template_kwargs or {})
+    effort = request.reasoning_effort
+    fields: dict[str, Any] = {
+        "add_generation_prompt": request.wants_generation_prompt,
+        "continue_final_message": request.continue_final_message,
+        "documents": request.documents,
+        "reasoning_effort": effort,
+    }
+    if effort is not None and "enable_thinking" not in own:
+        # Templates that think only when told to; those that do not know the name never see it.
+        fields["enable_thinking"] = effort != "none"
+    own |= {name: value for name, value in fields.items() if value not in UNSET_KWARGS}
+    return {name: value for name, value in own.items() if value not in UNSET_KWARGS}
 
 
 REUSED = "prompt_token_ids"

@@ -26,14 +26,12 @@ class RequestContext:
 class ServiceOptions:
     """Server-wide behaviour of the token service."""
 
-    tokens_only: bool = False
     enable_prompt_tokens_details: bool = False
     return_tokens_as_token_ids: bool = False
     logprob_token_field: bool = False
     per_request_spec_decode_metrics: Literal["none", "summary", "detailed"] = "none"
     max_num_queued_reqs: int | None = None
     max_num_queued_tokens: int | None = None
-    skip_model_name_validation: bool = False
     strict_fields: bool = False
     max_n: int = 16384
     max_bad_words: int = 128
@@ -41,7 +39,5 @@ class ServiceOptions:
     """Generation-config defaults plus overrides, under sampling_params names; `max_tokens` among them."""
     override_max_tokens: int | None = None
     """An operator's cap on a defaulted `max_tokens`."""
-    reasoning_parser: str | None = None
-    tool_parser: str | None = None
     render_fingerprint: str | None = None
     """Of this server's tokenizer and chat format; requests rendered with another are refused."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 import msgspec
 from msgspec import UNSET
 
 from tokenwire.derender.chat_parser import ChatFacts, final_reason
+from tokenwire.render.messages import count_tool_calls
+from tokenwire.service.chat_prompt import own_variables
 from tokenwire.service.derender_setup import (
     DerenderSetup,
     chunk_usage,
@@ -132,19 +133,6 @@ def chat_facts(chat: ChatCompletionRequest | None) -> ChatFacts:
         tool_choice=chat.effective_tool_choice,
         parallel_tool_calls=chat.parallel_tool_calls is not False,
         include_reasoning=chat.include_reasoning,
-        chat_template_kwargs=_template_kwargs(chat),
-        history_tool_call_cnt=_history_tool_calls(chat.messages),
+        chat_template_kwargs=own_variables(chat),
+        history_tool_call_cnt=count_tool_calls(chat.messages),
     )
-
-
-def _template_kwargs(chat: ChatCompletionRequest) -> dict[str, Any]:
-    kwargs = dict(chat.chat_template_kwargs or {})
-    if chat.reasoning_effort is not None:
-        kwargs.setdefault("reasoning_effort", chat.reasoning_effort)
-    return kwargs
-
-
-def _history_tool_calls(messages: list[dict[str, Any]]) -> int:
-    """Calls that assistant messages of the conversation hold; sequential call ids go on from there."""
-    calls = (message.get("tool_calls") for message in messages if message.get("role") == "assistant")
-    return sum(len(found) for found in calls if isinstance(found, list))
