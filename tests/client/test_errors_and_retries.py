@@ -1,6 +1,6 @@
 """Errors of a server as typed exceptions, and what is sent again.
 
-1. Each status and body of PROTOCOL 1.9 raises the `tokenwire.errors` type it stands for, with status and param.
+1. Each status and body of an error reply raises the `tokenwire.errors` type it stands for, with status and param.
 2. Facts that a message tells (model, position, lengths, limits) are attributes again, as the server's own error had.
 3. An error body of any shape, or none, still gives an error that names the route and the status.
 4. httpx's exceptions never come through; each becomes one of ours.

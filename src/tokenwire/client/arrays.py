@@ -33,7 +33,7 @@ class LogprobArrays:
 
 
 def unpack(packed: ReplyLogprobs) -> LogprobArrays:
-    """View the bytes of packed logprobs (PROTOCOL 2.14) as arrays. Raises `BadReplyError` if sizes disagree."""
+    """View the bytes of packed logprobs as arrays. Raises `BadReplyError` if sizes disagree."""
     ranks = np.frombuffer(packed.ranks, "<i4")
     rows, cells = len(ranks), len(ranks) * packed.k
     if len(packed.token_ids) != 4 * cells or len(packed.logprobs) != 4 * cells:

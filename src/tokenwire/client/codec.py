@@ -187,7 +187,7 @@ class _JsonChunks:
 
 
 def _read_frame(payload: bytes, *, where: str) -> GenerateChunk | None:
-    """A frame (PROTOCOL 2.15); the string `[DONE]` ends the stream."""
+    """A frame; the string `[DONE]` ends the stream."""
     try:
         value = msgspec.msgpack.decode(payload)
         if value == "[DONE]":

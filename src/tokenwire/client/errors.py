@@ -175,7 +175,7 @@ _BY_STATUS: Mapping[int, type[ReplyError]] = {
 
 
 def _kind(status: int, error_type: str, message: str) -> type[ReplyError]:
-    """The family type of an error reply (PROTOCOL 1.9)."""
+    """The family type of an error reply."""
     if status == 400:
         return _kind_of_400(error_type, message)
     if status == 404:

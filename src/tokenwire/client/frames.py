@@ -1,4 +1,4 @@
-"""Length-prefixed frames of a MessagePack stream (PROTOCOL 2.15): uint32 little-endian size, then the object."""
+"""Length-prefixed frames of a MessagePack stream: uint32 little-endian size, then the object."""
 
 from __future__ import annotations
 

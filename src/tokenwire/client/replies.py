@@ -56,7 +56,7 @@ class LogprobEntry(LogprobCandidate, frozen=True, kw_only=True):
 
 
 class ReplyLogprobs(msgspec.Struct, frozen=True, kw_only=True):
-    """Scores of the output tokens: `content` objects, or packed arrays when the request said so (PROTOCOL 2.14)."""
+    """Scores of the output tokens: `content` objects, or packed arrays when the request said so."""
 
     content: list[LogprobEntry] | None = None
     format: str = "content"

@@ -39,7 +39,7 @@ T = TypeVar("T")
 class Client:
     """A client of one server.
 
-    `wire="msgpack"` sends and asks for MessagePack on generate (PROTOCOL 2.15), arrays as raw bytes. `retries` repeats
+    `wire="msgpack"` sends and asks for MessagePack on generate, arrays as raw bytes. `retries` repeats
     a call after a failed connect or a 503 with `Retry-After` of at most `max_retry_wait_s`; the default repeats
     nothing. `timeout` in seconds, or an `httpx.Timeout`, or None for no limit. `transport` is httpx's own hook
     (in-memory apps, unix sockets). Safe to share between threads.

@@ -1,4 +1,4 @@
-"""What headers say: the reply's format, and the context of a generate request (PROTOCOL 1.10)."""
+"""What headers say: the reply's format, and the context of a generate request."""
 
 from __future__ import annotations
 

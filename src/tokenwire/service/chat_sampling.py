@@ -54,7 +54,7 @@ def max_tokens_for(
     defaults: Mapping[str, Any],
     override: int | None,
 ) -> int | UnsetType:
-    """How many tokens to make, by PROTOCOL 1.5: the least of what is left, asked for (or defaulted) and capped.
+    """How many tokens to make: the least of what is left, asked for (or defaulted) and capped.
 
     Unset only where the context's length is not known and nothing else bounds it; generate then fills it in.
     """

@@ -1,4 +1,4 @@
-"""Request fields that nobody here knows: tolerated as upstream does, but never in silence (PROTOCOL 2.19)."""
+"""Request fields that nobody here knows: tolerated as upstream does, but never in silence."""
 
 from __future__ import annotations
 

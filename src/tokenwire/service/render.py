@@ -125,7 +125,7 @@ class RenderService:
         return DetokenizeResponse(prompt=await asyncio.to_thread(self.tokenizer.decode, known))
 
     def fingerprint(self) -> str:
-        """PROTOCOL 2.20. Computed once; blocking the first time."""
+        """Of tokenizer and chat format; rendered requests carry it. Computed once; blocking the first time."""
         if self._fingerprint is None:
             self._fingerprint = render_fingerprint(self.tokenizer, self.encoder)
         return self._fingerprint

@@ -252,6 +252,6 @@ def _by_id(ids: NDArray[np.int32], logprobs: NDArray[np.float32], wanted: list[i
 
 
 def _finite(value: Any) -> float:
-    """JSON has no infinities: PROTOCOL 2.2's floor stands for them."""
+    """JSON has no infinities: a floor stands for them."""
     number = float(value)
     return number if np.isfinite(number) else -9999.0

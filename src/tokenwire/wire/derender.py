@@ -42,7 +42,7 @@ class ReceivedEntry(msgspec.Struct, frozen=True):
 
 
 class ReceivedLogprobs(msgspec.Struct, frozen=True, kw_only=True):
-    """`content`, or with `format: "packed"` the arrays of PROTOCOL 2.14."""
+    """`content`, or with `format: "packed"` arrays (docs/wire.md)."""
 
     content: list[ReceivedEntry] | None = None
     format: Literal["packed", "content"] | None = None

@@ -1,6 +1,6 @@
 """`/inference/v1/generate`: the request, whole replies and stream chunks at the three output levels.
 
-Field order, defaults and which nulls are sent are vLLM's (PROTOCOL 1.4, 1.7). In replies, a field of type
+Field order, defaults and which nulls are sent are vLLM's; docs/wire.md has them in a table. In replies, a field of type
 `... | UnsetType` is left out when unset; every other null is sent.
 """
 
@@ -82,7 +82,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     priority: Int64 = 0
     kv_transfer_params: dict[str, Any] | None = None
     ec_transfer_params: dict[str, Any] | None = None
-    # Ours (PROTOCOL part 2).
+    # Ours; vLLM does not know them.
     logprob_token_field: bool | None = None
     """Each tokens-level logprob entry also has `token: "token_id:N"`."""
     logprobs_format: Literal["content", "packed"] = "content"

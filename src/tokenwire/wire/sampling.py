@@ -1,4 +1,4 @@
-"""Sampling parameters as they travel: vLLM's names, defaults and omission rules (PROTOCOL 1.6).
+"""Sampling parameters as they travel: vLLM's names, defaults and omission rules.
 
 The Struct only holds values; `sampling_rules` checks and normalises them. Nullable fields say so in their type,
 so an explicit null elsewhere is a type error, as it is upstream.

@@ -92,7 +92,7 @@ class Controls:
         self._adapters[message.name] = adapter
 
     async def _weights(self, action: str, info: Mapping[str, Any]) -> dict[str, Any]:
-        """One step of the weight-update protocol (PROTOCOL 1.11), under the route's name."""
+        """One step of the weight-update protocol, under the route's name."""
         engine = self._engine
         if action not in WEIGHT_ACTIONS:
             raise InvalidRequestError(f"unknown weight action {action!r}", param="action")

@@ -1,4 +1,4 @@
-"""Control routes of the engine: pause, resume, cache reset (PROTOCOL 1.11). Only the operator may call them."""
+"""Control routes of the engine: pause, resume, cache reset. Only the operator may call them."""
 
 from __future__ import annotations
 

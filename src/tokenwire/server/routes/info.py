@@ -1,4 +1,4 @@
-"""`/server_info`: version, what the engine can do, limits, and the render fingerprint (PROTOCOL 2.20)."""
+"""`/server_info`: version, what the engine can do, limits, and the render fingerprint."""
 
 from __future__ import annotations
 

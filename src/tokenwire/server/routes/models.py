@@ -1,4 +1,4 @@
-"""`/v1/models`: what may stand in `model`, in vLLM's shape; adapters carry the context length too (PROTOCOL 2.4)."""
+"""`/v1/models`: what may stand in `model`, in vLLM's shape; adapters carry the context length too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`/inference/v1/generate`, as vLLM and tokenwire speak it (PROTOCOL 1.4 to 1.7, 1.10, 1.11, 2.14, 2.15).
+"""`/inference/v1/generate`, as vLLM and tokenwire speak it (docs/wire.md).
 
 vLLM gets plain JSON with nested logprobs. A worker that says it is tokenwire gets MessagePack and packed arrays.
 Stop strings and text are made by whoever reads the ids, so neither is asked for.

@@ -13,7 +13,7 @@ from tokenwire.errors import GenerationError
 
 
 class Packed(msgspec.Struct, kw_only=True):
-    """`{"format": "packed", "k", "token_ids", "logprobs", "ranks"}` (PROTOCOL 2.14)."""
+    """`{"format": "packed", "k", "token_ids", "logprobs", "ranks"}` (docs/wire.md)."""
 
     k: int = 0
     token_ids: bytes = b""
