@@ -60,6 +60,19 @@ def test_samples_of_one_request_equal_requests_with_the_same_seed(folders: dict[
     assert drained(crowded)
 
 
+def test_with_a_server_seed_requests_without_one_repeat_themselves_and_differ(folders: dict[str, Path]) -> None:
+    def run(seed: int | None) -> list[tuple[int, ...]]:
+        harness = Harness(folders["llama"], seed=seed)
+        handles = [harness.add(PROMPT, n=2, temperature=1.0, ignore_eos=True) for _ in range(2)]
+        harness.run()
+        return [tuple(harness.ids(handle, index)) for handle in handles for index in range(2)]
+
+    first = run(0)
+    assert len(set(first)) == 4
+    assert run(0) == first
+    assert not {*first} & {*run(1), *run(None), *run(None)}
+
+
 def test_the_prompt_of_n_samples_is_computed_once(harness: Harness) -> None:
     handle = harness.add(PROMPT, n=3, temperature=1.0, max_tokens=4, ignore_eos=True)
     harness.run()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 from tokenizers import Tokenizer
 
 from tokenwire.engine.local.blocks import root_hash
@@ -12,7 +13,7 @@ from tokenwire.engine.local.messages import Add, unpack_ids
 from tokenwire.engine.local.options import LocalEngineOptions
 from tokenwire.engine.local.prompt_scores import PromptScores
 from tokenwire.engine.local.requests import Request, RequestKey, Sequence
-from tokenwire.engine.local.sampling import SequenceSampler, tokenize_bad_words
+from tokenwire.engine.local.sampling import SequenceSampler, derived_seed, tokenize_bad_words
 from tokenwire.errors import InvalidRequestError, PromptTooLongError
 from tokenwire.wire.sampling import SamplingParams
 
@@ -68,6 +69,8 @@ class Intake:
 
     def _samplers(self, request: Request) -> dict[Sequence, SequenceSampler]:
         params = request.params
+        if params.seed is None and self._options.seed is not None:
+            params = msgspec.structs.replace(params, seed=derived_seed(self._options.seed, request.arrival))
         bad_words = self._bad_words(params)
         return {
             sequence: SequenceSampler(

@@ -38,7 +38,8 @@ class LocalEngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens per streamed output, at least."""
     return_sampling_mask: bool = False
     """Send with every token the ids that survived top-k, top-p and min-p."""
-    seed: int = 0
+    seed: int | None = None
+    """Requests without a seed of their own draw by this one and by their order of arrival; None: each at random."""
     num_threads: int | None = None
     restarts: int = 0
     """How often a core process that died is started again."""

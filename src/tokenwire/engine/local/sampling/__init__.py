@@ -5,6 +5,7 @@ requests, of KV caches or of text.
 """
 
 from tokenwire.engine.local.sampling.prompt import score_prompt, score_prompt_ids
+from tokenwire.engine.local.sampling.random import derived_seed
 from tokenwire.engine.local.sampling.repetition import has_repetition
 from tokenwire.engine.local.sampling.state import SequenceSampler
 from tokenwire.engine.local.sampling.step import LogprobsMode, SampleOutput, sample
@@ -16,6 +17,7 @@ __all__ = [
     "SampleOutput",
     "SequenceSampler",
     "ThinkingMarkers",
+    "derived_seed",
     "has_repetition",
     "sample",
     "score_prompt",

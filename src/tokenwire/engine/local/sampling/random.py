@@ -29,6 +29,11 @@ def stream_key(seed: int | None, index: int) -> int:
     return _mix(_mix((seed + _GOLDEN) & _MASK) ^ _mix((index * _GOLDEN + _MIX_1) & _MASK))
 
 
+def derived_seed(seed: int, number: int) -> int:
+    """The seed of the request `number` of a server that has one seed for all; the same on every start."""
+    return _mix((_mix((seed + _GOLDEN) & _MASK) + number) & _MASK)
+
+
 def _mix(value: int) -> int:
     value = ((value ^ (value >> 30)) * _MIX_1) & _MASK
     value = ((value ^ (value >> 27)) * _MIX_2) & _MASK
