@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable
 
 from tokenwire.engine.base import Engine
+from tokenwire.server.build import message_format
 from tokenwire.settings import Settings, SettingsError
 
 Progress = Callable[[str, float], None]
@@ -32,6 +33,7 @@ def _local(settings: Settings, progress: Progress) -> Engine:
 
     model, limits, engine = settings.model, settings.limits, settings.engine
     defaults = LocalEngineOptions()
+    reasoning_start, reasoning_end = _reasoning_markers(settings)
     return LocalEngine(
         LocalEngineOptions(
             model=model.model,
@@ -57,9 +59,20 @@ def _local(settings: Settings, progress: Progress) -> Engine:
             load_timeout_s=engine.load_timeout,
             fused=engine.fused,
             trust_remote_code=engine.trust_remote_code,
+            reasoning_start=reasoning_start,
+            reasoning_end=reasoning_end,
         ),
         progress=progress,
     )
+
+
+def _reasoning_markers(settings: Settings) -> tuple[str | None, str | None]:
+    """Texts around the model's reasoning, by its parser. Harmony's have no single end: its grammars spell them out."""
+    format = message_format(settings.chat)
+    reasoning = None if format is None else format.reasoning
+    if reasoning is None or reasoning.harmony:
+        return None, None
+    return next(iter(reasoning.start), None), next(iter(reasoning.end), None)
 
 
 def _null(settings: Settings, progress: Progress) -> Engine:

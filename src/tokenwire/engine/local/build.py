@@ -18,6 +18,7 @@ from tokenwire.engine.local.intake import Intake
 from tokenwire.engine.local.messages import CAPABILITIES
 from tokenwire.engine.local.models import Progress, no_progress
 from tokenwire.engine.local.options import LocalEngineOptions
+from tokenwire.engine.local.reasoning import Reasoning
 from tokenwire.engine.local.runner import ModelRunner
 from tokenwire.engine.local.sampling import LogprobsMode
 from tokenwire.engine.local.scheduler import Scheduler, SchedulerConfig
@@ -39,21 +40,30 @@ def build_core(folder: Path, options: LocalEngineOptions, link: Link, progress: 
         max_score_rows=max(1, MAX_SCORE_BYTES // (4 * facts.vocab_size)),
         policy=options.scheduling_policy,
     )
+    reasoning = Reasoning.read(folder, options)
     pool = BlockPool(runner.cache.num_blocks, options.block_size, caching=options.enable_prefix_caching)
     progress("ready", 1.0)
     return Core(
         link,
         runner,
         Scheduler(config, pool),
-        Intake(folder, facts, options),
-        Grammars(folder, facts, options),
+        Intake(folder, facts, options, reasoning),
+        Grammars(folder, facts, reasoning),
         FinishRules(facts.eos_token_ids, facts.max_model_len),
-        _info(folder, options, facts, runner, budget),
+        _info(folder, options, facts, runner, budget, can_end_thinking=reasoning.markers is not None),
         cast(LogprobsMode, options.logprobs_mode),
     )
 
 
-def _info(folder: Path, options: LocalEngineOptions, facts: ModelFacts, runner: ModelRunner, budget: int) -> EngineInfo:
+def _info(
+    folder: Path,
+    options: LocalEngineOptions,
+    facts: ModelFacts,
+    runner: ModelRunner,
+    budget: int,
+    *,
+    can_end_thinking: bool,
+) -> EngineInfo:
     return EngineInfo(
         name="local",
         model=options.model or str(folder),
@@ -67,6 +77,7 @@ def _info(folder: Path, options: LocalEngineOptions, facts: ModelFacts, runner: 
             CAPABILITIES,
             priority=options.scheduling_policy == "priority",
             sampling_mask=options.return_sampling_mask,
+            thinking_token_budget=can_end_thinking,
         ),
         extra={
             "folder": str(folder),

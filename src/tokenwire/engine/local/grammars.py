@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tokenwire.engine.local.facts import ModelFacts
-from tokenwire.engine.local.options import LocalEngineOptions
+from tokenwire.engine.local.reasoning import Reasoning
 from tokenwire.engine.local.requests import Request, Sequence
 from tokenwire.engine.local.sampling import SequenceSampler
 from tokenwire.errors import InvalidRequestError
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 class Grammars:
     """For one model. Not thread-safe: belongs to the core's loop."""
 
-    def __init__(self, folder: Path, facts: ModelFacts, options: LocalEngineOptions) -> None:
+    def __init__(self, folder: Path, facts: ModelFacts, reasoning: Reasoning) -> None:
         self._folder = folder
         self._facts = facts
-        self._options = options
+        self._reasoning = reasoning
         self._compiler: GrammarCompiler | None = None
         self._waiting: list[tuple[Request, Mapping[Sequence, SequenceSampler], Future[CompiledGrammar]]] = []
 
@@ -89,6 +89,6 @@ class Grammars:
         self, request: Request, samplers: Mapping[Sequence, SequenceSampler], compiled: CompiledGrammar
     ) -> None:
         stop_ids = [*self._facts.eos_token_ids, *(request.params.stop_token_ids or ())]
-        reasoning = self._options.reasoning_end_token_ids if request.reasoning_ended is False else ()
+        end = self._reasoning.end_to_come(request)
         for sampler in samplers.values():
-            sampler.grammar = compiled.matcher(stop_ids=stop_ids, reasoning_end_token_ids=reasoning)
+            sampler.grammar = compiled.matcher(stop_ids=stop_ids, reasoning_end_token_ids=end)

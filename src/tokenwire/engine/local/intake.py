@@ -12,6 +12,7 @@ from tokenwire.engine.local.facts import ModelFacts
 from tokenwire.engine.local.messages import Add, unpack_ids
 from tokenwire.engine.local.options import LocalEngineOptions
 from tokenwire.engine.local.prompt_scores import PromptScores
+from tokenwire.engine.local.reasoning import Reasoning
 from tokenwire.engine.local.requests import Request, RequestKey, Sequence
 from tokenwire.engine.local.sampling import SequenceSampler, derived_seed, tokenize_bad_words
 from tokenwire.errors import InvalidRequestError, PromptTooLongError
@@ -21,10 +22,11 @@ from tokenwire.wire.sampling import SamplingParams
 class Intake:
     """Builds requests for one model."""
 
-    def __init__(self, folder: Path, facts: ModelFacts, options: LocalEngineOptions) -> None:
+    def __init__(self, folder: Path, facts: ModelFacts, options: LocalEngineOptions, reasoning: Reasoning) -> None:
         self._folder = folder
         self._facts = facts
         self._options = options
+        self._markers = reasoning.markers
         self._tokenizer: Tokenizer | None = None
         self._arrivals = 0
 
@@ -81,6 +83,7 @@ class Intake:
                 index=sequence.index,
                 bad_words=bad_words,
                 return_mask=self._options.return_sampling_mask,
+                markers=self._markers,
             )
             for sequence in request.sequences
         }

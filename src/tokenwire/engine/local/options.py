@@ -47,8 +47,10 @@ class LocalEngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     fused: bool = True
     """Use the fused path for architectures that have one; off: transformers' own modules only."""
     trust_remote_code: bool = False
-    reasoning_end_token_ids: tuple[int, ...] = ()
-    """What the model writes when its reasoning ends; grammars begin after it if `reasoning_ended` is false."""
+    reasoning_start: str | None = None
+    """What the model writes when its reasoning begins; with `reasoning_end`, thinking budgets work."""
+    reasoning_end: str | None = None
+    """What it writes when its reasoning ends; grammars hold from there on."""
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):

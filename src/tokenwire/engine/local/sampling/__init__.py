@@ -9,7 +9,7 @@ from tokenwire.engine.local.sampling.random import derived_seed
 from tokenwire.engine.local.sampling.repetition import has_repetition
 from tokenwire.engine.local.sampling.state import SequenceSampler
 from tokenwire.engine.local.sampling.step import LogprobsMode, SampleOutput, sample
-from tokenwire.engine.local.sampling.thinking import ThinkingMarkers
+from tokenwire.engine.local.sampling.thinking import ThinkingMarkers, last_occurrence
 from tokenwire.engine.local.sampling.words import tokenize_bad_words
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "ThinkingMarkers",
     "derived_seed",
     "has_repetition",
+    "last_occurrence",
     "sample",
     "score_prompt",
     "score_prompt_ids",

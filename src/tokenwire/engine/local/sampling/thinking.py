@@ -34,8 +34,8 @@ class ThinkingBudget:
         self._reach = max(len(markers.start), len(markers.end), len(markers.forced_end))
         prompt = list(prompt_token_ids)
         self._length = len(prompt)
-        self._last_start = _last_occurrence(prompt, markers.start)
-        self._last_end = _last_occurrence(prompt, markers.end)
+        self._last_start = last_occurrence(prompt, markers.start)
+        self._last_end = last_occurrence(prompt, markers.end)
         self._tail = prompt[-self._reach :]
 
     def append(self, token_id: int) -> None:
@@ -64,7 +64,7 @@ def _ends_with(tail: list[int], ids: tuple[int, ...]) -> bool:
     return tail[-1] == ids[-1] and tuple(tail[-len(ids) :]) == ids if tail else False
 
 
-def _last_occurrence(token_ids: list[int], ids: tuple[int, ...]) -> int:
+def last_occurrence(token_ids: list[int], ids: tuple[int, ...]) -> int:
     """Where `ids` last begins in `token_ids`; -1 if nowhere."""
     for start in range(len(token_ids) - len(ids), -1, -1):
         if token_ids[start] == ids[0] and tuple(token_ids[start : start + len(ids)]) == ids:
