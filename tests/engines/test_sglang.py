@@ -98,6 +98,14 @@ async def test_a_batch_is_answered_as_a_list_in_order() -> None:
     assert [reply["meta_info"]["id"] for reply in body] == ["b_0", "b_1"]
 
 
+async def test_a_batch_that_does_not_fit_is_told_to_come_back_before_any_of_it_runs() -> None:
+    engine = ScriptedEngine()
+    async with client_of(app_of(engine, max_num_queued_reqs=2)) as client:
+        answer = await client.post("/generate", json={"input_ids": [[1], [2], [3]]})
+    assert (answer.status_code, answer.json()["error"]["type"]) == (503, "Service Unavailable")
+    assert engine.requests == []
+
+
 @pytest.mark.parametrize(
     "payload",
     [{"input_ids": []}, {"input_ids": [[1], 2]}, {"input_ids": [[1], [2]], "stream": True}, {"input_ids": [-1]}],

@@ -252,6 +252,14 @@ async def test_what_one_prompt_breaks_is_refused_for_all_before_any_runs() -> No
     assert engine.requests == []
 
 
+async def test_prompts_that_do_not_fit_together_are_told_to_come_back_before_any_runs() -> None:
+    app, engine = front(says("x"), max_num_queued_reqs=2)
+    answer = await post(app, COMPLETION, {**BODY, "prompt": ["a", "b", "c"]})
+    assert (answer.status_code, answer.json()["error"]["type"]) == (503, "Service Unavailable")
+    assert engine.requests == []
+    assert (await post(app, COMPLETION, {**BODY, "prompt": ["a", "b"]})).status_code == 200
+
+
 async def test_transfer_params_of_one_prompt_come_out() -> None:
     app, _ = front(says("x", kv_transfer_params={"block": 1}))
     body = {**BODY, "kv_transfer_params": {"a": 1}}

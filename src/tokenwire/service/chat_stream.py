@@ -12,6 +12,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from tokenwire.service.prepare import PreparedGenerate
+from tokenwire.service.reply_fields import given
 from tokenwire.service.usage import usage_of
 from tokenwire.wire.chat_reply import ChatStreamChoice, ChatStreamChunk
 from tokenwire.wire.generate import DeltaMessage, DerenderDeltaChoice, GenerateChunk, TextLogprobs, UsageChunk
@@ -83,9 +84,9 @@ class ChatStream:
             finish_reason=choice.finish_reason,
             stop_reason=choice.stop_reason if finished else UNSET,
             token_ids=ids,
-            weight_versions=_given(choice.weight_versions),
-            routed_experts=_given(choice.routed_experts),
-            sampling_mask=_given(choice.sampling_mask),
+            weight_versions=given(choice.weight_versions),
+            routed_experts=given(choice.routed_experts),
+            sampling_mask=given(choice.sampling_mask),
         )
 
     def _chunk(self, choices: list[ChatStreamChoice], **fields: Any) -> ChatStreamChunk:
@@ -109,7 +110,3 @@ def whole_usage(event: UsageChunk) -> UsageInfo:
         total_tokens=event.usage["total_tokens"],
         prompt_tokens_details=None if details is None else PromptTokensDetails(**details),
     )
-
-
-def _given(value: Any) -> Any:
-    return UNSET if value is None else value

@@ -10,7 +10,6 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 from msgspec import UNSET
@@ -21,6 +20,7 @@ from tokenwire.service.completion_stream import CompletionStream
 from tokenwire.service.context import RequestContext
 from tokenwire.service.generate import Endpoint, GenerateService, PreparedGenerate
 from tokenwire.service.render import RenderService
+from tokenwire.service.reply_fields import agreed
 from tokenwire.service.text_logprobs import completion_logprobs
 from tokenwire.service.usage import usage_of
 from tokenwire.wire.completion import CompletionRequest
@@ -89,6 +89,7 @@ class CompletionService:
             tokens_as_token_ids=request.return_tokens_as_token_ids,
             timings=self.options.per_request_metrics,
         )
+        self.generate.check_room(sum(one.sampling_params.n for one in rendered))
         prompts = []
         for one in rendered:
             asked = msgspec.structs.replace(one, output_mode="text", stream_options=stream_options)
@@ -123,8 +124,8 @@ class CompletionService:
             choices=choices,
             system_fingerprint=self.options.system_fingerprint,
             usage=_total(prepared, [reply.usage or UsageInfo() for reply in replies]),
-            kv_transfer_params=_agreed([reply.kv_transfer_params for reply in replies]),
-            ec_transfer_params=_agreed([reply.ec_transfer_params for reply in replies]),
+            kv_transfer_params=agreed([reply.kv_transfer_params for reply in replies]),
+            ec_transfer_params=agreed([reply.ec_transfer_params for reply in replies]),
             metrics=replies[0].metrics if len(replies) == 1 else None,
         )
 
@@ -210,8 +211,3 @@ def _total(prepared: PreparedCompletion, usages: list[UsageInfo]) -> UsageInfo:
     cached = [usage.prompt_tokens_details.cached_tokens for usage in usages if usage.prompt_tokens_details is not None]
     known = [count for count in cached if count is not None]
     return usage_of(prompts, made, sum(known) if known else None)
-
-
-def _agreed(params: list[dict[str, Any] | None]) -> dict[str, Any] | None:
-    """The one value that all replies have; None where they differ."""
-    return params[0] if all(other == params[0] for other in params) else None

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET
 
 from tokenwire.service.chat_stream import whole_usage
 from tokenwire.service.completion_echo import Echo, joined, length_of, plain_scores
+from tokenwire.service.reply_fields import given
 from tokenwire.service.text_logprobs import completion_logprobs
 from tokenwire.wire.completion_reply import CompletionChunk, CompletionChunkChoice, CompletionLogprobs
 from tokenwire.wire.generate import GenerateChunk, TextChoice, TextLogprobs, UsageChunk
@@ -97,8 +98,8 @@ class CompletionStream:
             prompt_token_ids=self._prompt_ids.get(number) if first else None,
             token_ids=ids if self._return_token_ids else None,
             weight_versions=choice.weight_versions,
-            routed_experts=_given(choice.routed_experts),
-            sampling_mask=_given(choice.sampling_mask),
+            routed_experts=given(choice.routed_experts),
+            sampling_mask=given(choice.sampling_mask),
         )
 
     def _logprobs(self, index: int, choice: TextChoice) -> CompletionLogprobs | None:
@@ -129,7 +130,3 @@ class CompletionStream:
                 top_logprobs=scores.top_logprobs,
             ),
         )
-
-
-def _given(value: Any) -> Any | UnsetType:
-    return UNSET if value is None else value

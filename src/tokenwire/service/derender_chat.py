@@ -14,7 +14,6 @@ from tokenwire.service.derender_setup import (
     DerenderSetup,
     chunk_usage,
     first_given,
-    given,
     needs_prompt,
     num_tokens,
     reply_id,
@@ -22,6 +21,7 @@ from tokenwire.service.derender_setup import (
 from tokenwire.service.derender_stream import ChunkText
 from tokenwire.service.derender_whole import LogprobCut, chat_choice
 from tokenwire.service.message_shapes import chat_delta
+from tokenwire.service.reply_fields import given
 from tokenwire.service.usage import usage_of
 from tokenwire.wire.chat import ChatCompletionRequest
 from tokenwire.wire.chat_reply import ChatChunkChoice, ChatCompletionChunk, ChatCompletionResponse

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 from msgspec import UNSET
 
 from tokenwire.derender.stream_state import StreamSession
-from tokenwire.service.derender_setup import DerenderSetup, chunk_usage, first_given, given, num_tokens, reply_id
+from tokenwire.service.derender_setup import DerenderSetup, chunk_usage, first_given, num_tokens, reply_id
 from tokenwire.service.derender_stream import ChunkText
 from tokenwire.service.derender_whole import LogprobCut
+from tokenwire.service.reply_fields import agreed, given
 from tokenwire.service.text_logprobs import completion_logprobs
 from tokenwire.service.usage import usage_of
 from tokenwire.wire.completion import CompletionRequest
@@ -44,8 +44,8 @@ def whole_completion(setup: DerenderSetup, request: DerenderCompletionRequest) -
         model=request.model or setup.models.name,
         choices=choices,
         usage=usage_of(sum(request.prompt_tokens or ()), num_tokens(replies), None),
-        kv_transfer_params=_agreed([reply.kv_transfer_params for reply in replies]),
-        ec_transfer_params=_agreed([reply.ec_transfer_params for reply in replies]),
+        kv_transfer_params=agreed([reply.kv_transfer_params for reply in replies]),
+        ec_transfer_params=agreed([reply.ec_transfer_params for reply in replies]),
         metrics=first.metrics if len(replies) == 1 else None,
     )
 
@@ -131,8 +131,3 @@ def _logprobs(shown: ChunkText, session: StreamSession) -> CompletionLogprobs | 
         return None
     session.text_offset = start + sum(len(entry.token) for entry in shown.logprobs.content)
     return completion_logprobs(shown.logprobs, text_offset=start)
-
-
-def _agreed(params: list[dict[str, Any] | None]) -> dict[str, Any] | None:
-    """The one value that all replies have; None where they differ."""
-    return params[0] if all(other == params[0] for other in params) else None

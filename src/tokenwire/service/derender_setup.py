@@ -8,8 +8,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from msgspec import UNSET, UnsetType
-
 from tokenwire.derender.chat_parser import ChatFacts, ParserSetup, options_of, prompt_reasoning
 from tokenwire.derender.parser import MessageParser
 from tokenwire.derender.stream_state import StreamRules, StreamSession, begin, resume
@@ -144,11 +142,6 @@ def first_given(*candidates: list[int] | None) -> list[int]:
 
 def reply_id(reply: ReceivedReply) -> str:
     return reply.request_id or uuid.uuid4().hex
-
-
-def given(value: T | None) -> T | UnsetType:
-    """What is not there is left out."""
-    return UNSET if value is None else value
 
 
 def chunk_usage(reply: ReceivedReply, prompt_tokens: int | None) -> UsageInfo | None:

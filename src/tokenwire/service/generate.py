@@ -61,6 +61,10 @@ class GenerateService:
             self.observer.unknown_fields(unknown)
         return await self.preparer.prepare(request, context, unknown, endpoint)
 
+    def check_room(self, num_seqs: int) -> None:
+        """For requests that will run side by side: is there room for all of them? Raises as `prepare` does."""
+        self.preparer.preflight(num_seqs)
+
     async def full(self, prepared: PreparedGenerate) -> GenerateResponse:
         """Run to the end and give the whole reply. Cancelling it aborts the request in the engine."""
         collectors = [Collector() for _ in range(prepared.n)]

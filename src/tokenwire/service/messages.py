@@ -13,6 +13,7 @@ from msgspec import UNSET
 from tokenwire.service.chat import ChatService, PreparedChat
 from tokenwire.service.context import RequestContext
 from tokenwire.service.messages_stream import MessageStream, stop_of, usage_in
+from tokenwire.service.reply_fields import given
 from tokenwire.wire.chat_reply import ChatChoice, ChatCompletionResponse
 from tokenwire.wire.generate import ToolCall
 from tokenwire.wire.messages import MessagesRequest
@@ -68,8 +69,8 @@ def _message(reply: ChatCompletionResponse) -> MessagesResponse:
         stop_reason=reason,
         stop_sequence=sequence,
         usage=usage_in(reply.usage),
-        kv_transfer_params=_given(reply.kv_transfer_params),
-        ec_transfer_params=_given(reply.ec_transfer_params),
+        kv_transfer_params=given(reply.kv_transfer_params),
+        ec_transfer_params=given(reply.ec_transfer_params),
     )
 
 
@@ -98,7 +99,3 @@ def as_object(arguments: str) -> dict[str, Any]:
         return msgspec.json.decode(arguments, type=dict[str, Any])
     except (msgspec.MsgspecError, RecursionError, UnicodeError):
         return {RAW_ARGUMENTS: arguments}
-
-
-def _given(value: Any) -> Any:
-    return UNSET if value is None else value

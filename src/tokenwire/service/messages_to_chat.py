@@ -25,9 +25,7 @@ from tokenwire.wire.messages import AnthropicTool, Content, ContentBlock, Messag
 TOOL_CHANGES = ("tool_addition", "tool_removal")
 
 
-def messages_to_chat(
-    request: MessagesRequest, *, merge_system: bool, disabled_thinking_effort: ReasoningEffort = "none"
-) -> ChatCompletionRequest:
+def messages_to_chat(request: MessagesRequest, *, merge_system: bool) -> ChatCompletionRequest:
     """`merge_system`: the template takes a system message at the front only, so all are merged there.
 
     Raises `InvalidRequestError`.
@@ -47,7 +45,7 @@ def messages_to_chat(
         top_k=request.top_k,
         stream=bool(request.stream),
         stream_options=StreamOptions(include_usage=True, continuous_usage_stats=True) if request.stream else None,
-        reasoning_effort=_effort(request, disabled_thinking_effort),
+        reasoning_effort=_effort(request),
         thinking_token_budget=request.thinking.budget_tokens if _thinks(request) and request.thinking else None,
         response_format=_format(config.format.schema) if config and config.format and config.format.schema else None,
         tools=tools,
@@ -87,9 +85,9 @@ def _thinks(request: MessagesRequest) -> bool:
     return request.thinking is not None and request.thinking.type == "enabled"
 
 
-def _effort(request: MessagesRequest, when_disabled: ReasoningEffort) -> ReasoningEffort | None:
+def _effort(request: MessagesRequest) -> ReasoningEffort | None:
     if request.thinking is not None and request.thinking.type == "disabled":
-        return when_disabled
+        return "none"
     return request.output_config.effort if request.output_config is not None else None
 
 

@@ -15,6 +15,7 @@ from msgspec import UNSET
 from tokenwire.errors import InvalidRequestError
 from tokenwire.service.chat import ChatService, PreparedChat
 from tokenwire.service.context import RequestContext
+from tokenwire.service.reply_fields import given
 from tokenwire.service.responses_items import ItemDrafts
 from tokenwire.service.responses_stream import ResponseStream, item_status
 from tokenwire.service.responses_to_chat import responses_to_chat
@@ -78,9 +79,9 @@ class ResponsesService:
         )
         return msgspec.structs.replace(
             whole,
-            kv_transfer_params=_given(reply.kv_transfer_params),
-            ec_transfer_params=_given(reply.ec_transfer_params),
-            metrics=_given(reply.metrics),
+            kv_transfer_params=given(reply.kv_transfer_params),
+            ec_transfer_params=given(reply.ec_transfer_params),
+            metrics=given(reply.metrics),
         )
 
     async def stream(self, prepared: PreparedResponse) -> AsyncGenerator[list[ResponseEvent], None]:
@@ -163,7 +164,3 @@ def _usage(usage: UsageInfo) -> ResponsesUsage:
 
 def _plain(value: Any) -> Any:
     return None if value is None else msgspec.to_builtins(value)
-
-
-def _given(value: Any) -> Any:
-    return UNSET if value is None else value

@@ -130,12 +130,6 @@ class CommonSampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     return_mm_kwargs: bool | None = None
     """Older name: false means `mm_payload: "none"`."""
 
-    @property
-    def wants_mm_tensors(self) -> bool:
-        if self.mm_payload is UNSET:
-            return self.return_mm_kwargs is not False
-        return self.mm_payload == "tensors"
-
 
 class ChatCompletionRequest(CommonSampling, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """One conversation."""

@@ -7,7 +7,8 @@ from starlette.types import Receive, Scope, Send
 from tokenwire.server.answering import send_stream, send_whole
 from tokenwire.server.headers import reply_format, request_context
 from tokenwire.server.named_events import MessagesFraming
-from tokenwire.server.routes.openai import endpoints_of, read
+from tokenwire.server.reading import read_request
+from tokenwire.server.routes.openai import endpoints_of
 from tokenwire.server.routes.render import render_of
 from tokenwire.server.routing import RouteSpec
 from tokenwire.service.render import RenderService
@@ -17,7 +18,7 @@ from tokenwire.wire.messages_reply import CountTokensResponse, MessagesResponse
 
 class MessagesEndpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        server, request = await read(MessagesRequest, scope, receive)
+        server, request = await read_request(MessagesRequest, scope, receive)
         service = endpoints_of(server).messages
         prepared = await service.prepare(request, request_context(scope, "json"))
         if request.stream:
@@ -31,7 +32,7 @@ class CountTokensEndpoint:
     """Needs no engine."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        server, request = await read(CountTokensRequest, scope, receive)
+        server, request = await read_request(CountTokensRequest, scope, receive)
         await send_whole(_count(render_of(server), request), reply_format(scope), receive, send)
 
 

@@ -11,10 +11,11 @@ from starlette.types import Receive, Scope, Send
 
 from tokenwire.errors import BodyValidationError, InvalidRequestError, UnsupportedFeatureError
 from tokenwire.server.answering import PlainFraming, send_stream, send_whole
-from tokenwire.server.body import body_format, read_as, read_body
+from tokenwire.server.body import body_format, read_body
 from tokenwire.server.context import Endpoints, Server, server_of
 from tokenwire.server.headers import header, reply_format, request_context
 from tokenwire.server.named_events import ResponsesFraming
+from tokenwire.server.reading import read_request
 from tokenwire.server.routing import RouteSpec
 from tokenwire.service.chat import ChatService
 from tokenwire.service.completion import CompletionService
@@ -42,14 +43,6 @@ def endpoints_of(server: Server) -> Endpoints:
     return server.endpoints
 
 
-async def read(kind: type[Any], scope: Scope, receive: Receive) -> tuple[Server, Any]:
-    """The server and the decoded body; unknown fields are counted, or refused by --strict-fields."""
-    server = server_of(scope)
-    body, unknown = await read_as(kind, scope, receive, server.settings.network.max_body_bytes)
-    server.note_unknown(unknown)
-    return server, body
-
-
 def with_priority(request: Any, scope: Scope) -> Any:
     """`X-Vllm-Priority` wins over the body's; a value that is no integer counts as absent."""
     try:
@@ -74,13 +67,13 @@ async def _sampled(request: CommonSampling, service: Any, scope: Scope, receive:
 
 class ChatEndpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        server, request = await read(ChatCompletionRequest, scope, receive)
+        server, request = await read_request(ChatCompletionRequest, scope, receive)
         await _sampled(request, endpoints_of(server).chat, scope, receive, send)
 
 
 class CompletionEndpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        server, request = await read(CompletionRequest, scope, receive)
+        server, request = await read_request(CompletionRequest, scope, receive)
         await _sampled(request, endpoints_of(server).completion, scope, receive, send)
 
 
@@ -108,7 +101,7 @@ class InvocationsEndpoint:
 
 class ResponsesEndpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        server, request = await read(ResponsesRequest, scope, receive)
+        server, request = await read_request(ResponsesRequest, scope, receive)
         service, fmt = endpoints_of(server).responses, reply_format(scope)
         prepared = await service.prepare(with_priority(request, scope), request_context(scope, "json"))
         if request.stream:

@@ -9,10 +9,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tokenwire.errors import UnsupportedFeatureError
-from tokenwire.server.body import body_format, read_as
+from tokenwire.server.body import body_format
 from tokenwire.server.context import Server, server_of
 from tokenwire.server.errors import MEDIA_TYPES
 from tokenwire.server.headers import reply_format, request_context
+from tokenwire.server.reading import read_request
 from tokenwire.server.routing import RouteSpec
 from tokenwire.service.context import RequestContext
 from tokenwire.service.render import RenderService
@@ -27,10 +28,8 @@ Render = Callable[[RenderService, Any, RequestContext], Awaitable[Any]]
 
 
 async def _render(request: Request, kind: type[Any], render: Render) -> Response:
-    server = server_of(request.scope)
-    service = render_of(server)
-    body, unknown = await read_as(kind, request.scope, request.receive, server.settings.network.max_body_bytes)
-    server.note_unknown(unknown)
+    service = render_of(server_of(request.scope))
+    _, body = await read_request(kind, request.scope, request.receive)
     context = request_context(request.scope, body_format(request.scope))
     fmt = reply_format(request.scope)
     return Response(encode(await render(service, body, context), fmt), media_type=MEDIA_TYPES[fmt].decode())

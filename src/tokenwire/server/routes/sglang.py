@@ -41,6 +41,8 @@ class SGLangGenerate:
         if request.session_id is not None:
             context = dataclasses.replace(context, session_id=request.session_id)
         asked = to_generate_requests(request, rid, text=service.text is not None)
+        if len(asked) > 1:
+            service.check_room(sum(one.sampling_params.n for one in asked))
         prepared = [await service.prepare(one, context, unknown) for one in asked]
         if request.stream:
             name = prepared[0].request_id

@@ -5,8 +5,7 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tokenwire.server.body import read_as
-from tokenwire.server.context import server_of
+from tokenwire.server.reading import read_request
 from tokenwire.server.responses import WireResponse
 from tokenwire.server.routes.render import render_of
 from tokenwire.server.routing import RouteSpec
@@ -14,18 +13,12 @@ from tokenwire.wire.render import DetokenizeRequest, DetokenizeResponse, Tokeniz
 
 
 async def tokenize(request: Request) -> Response:
-    server = server_of(request.scope)
-    limit = server.settings.network.max_body_bytes
-    body, unknown = await read_as(TokenizeRequest, request.scope, request.receive, limit)
-    server.note_unknown(unknown)
+    server, body = await read_request(TokenizeRequest, request.scope, request.receive)
     return WireResponse(await render_of(server).tokenize(body))
 
 
 async def detokenize(request: Request) -> Response:
-    server = server_of(request.scope)
-    limit = server.settings.network.max_body_bytes
-    body, unknown = await read_as(DetokenizeRequest, request.scope, request.receive, limit)
-    server.note_unknown(unknown)
+    server, body = await read_request(DetokenizeRequest, request.scope, request.receive)
     return WireResponse(await render_of(server).detokenize(body))
 
 
