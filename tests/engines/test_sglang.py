@@ -99,11 +99,15 @@ async def test_a_batch_is_answered_as_a_list_in_order() -> None:
 
 
 async def test_a_batch_that_does_not_fit_is_told_to_come_back_before_any_of_it_runs() -> None:
-    engine = ScriptedEngine()
-    async with client_of(app_of(engine, max_num_queued_reqs=2)) as client:
-        answer = await client.post("/generate", json={"input_ids": [[1], [2], [3]]})
+    engine = ScriptedEngine(gate=True)
+    async with client_of(app_of(engine, max_num_queued_reqs=3)) as client:
+        running = asyncio.create_task(client.post("/generate", json={"input_ids": [[1], [2]]}))
+        await until(lambda: engine.num_live == 2)
+        answer = await client.post("/generate", json={"input_ids": [[3], [4]]})
+        engine.open_gate()
+        assert (await running).status_code == 200
     assert (answer.status_code, answer.json()["error"]["type"]) == (503, "Service Unavailable")
-    assert engine.requests == []
+    assert len(engine.requests) == 2
 
 
 @pytest.mark.parametrize(

@@ -253,11 +253,14 @@ async def test_what_one_prompt_breaks_is_refused_for_all_before_any_runs() -> No
 
 
 async def test_prompts_that_do_not_fit_together_are_told_to_come_back_before_any_runs() -> None:
-    app, engine = front(says("x"), max_num_queued_reqs=2)
-    answer = await post(app, COMPLETION, {**BODY, "prompt": ["a", "b", "c"]})
-    assert (answer.status_code, answer.json()["error"]["type"]) == (503, "Service Unavailable")
-    assert engine.requests == []
-    assert (await post(app, COMPLETION, {**BODY, "prompt": ["a", "b"]})).status_code == 200
+    app, engine = front([Step(delay_s=30)], max_num_queued_reqs=3)
+    async with client_of(app) as client:
+        running = asyncio.create_task(client.post(COMPLETION, json={**BODY, "prompt": ["a", "b"]}))
+        await until(lambda: engine.num_live == 2)
+        answer = await client.post(COMPLETION, json={**BODY, "prompt": ["c", "d"]})
+        assert (answer.status_code, answer.json()["error"]["type"]) == (503, "Service Unavailable")
+        assert len(engine.requests) == 2
+        running.cancel()
 
 
 async def test_transfer_params_of_one_prompt_come_out() -> None:
