@@ -6,6 +6,7 @@ import argparse
 import math
 import secrets
 from pathlib import Path
+from typing import Any
 
 from tokenwire.bench import plot
 from tokenwire.bench.options import BenchOptions, RequestShape
@@ -29,9 +30,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     load.add_argument(
         "--concurrency",
         type=_counts,
+        nargs="+",
+        action=_Flatten,
         default=[1, 8, 16],
-        metavar="N[,N...]",
-        help="requests at once, one level each (default: 1,8,16)",
+        metavar="N",
+        help="requests at once, one level each, as 1 8 16 or 1,8,16 (default: 1 8 16)",
     )
     load.add_argument(
         "--num-requests",
@@ -151,6 +154,15 @@ def _positive_float(text: str) -> float:
     if not (value > 0 and math.isfinite(value)):
         raise argparse.ArgumentTypeError(f"must be a number above 0, got {text}")
     return value
+
+
+class _Flatten(argparse.Action):
+    """`1 8 16` and `1,8,16` give the same list."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
+        setattr(namespace, self.dest, [count for part in values for count in part])
 
 
 def _counts(text: str) -> list[int]:

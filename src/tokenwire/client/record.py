@@ -61,9 +61,14 @@ class TrainingRecord:
             raw.messages,
         )
 
-    def append_jsonl(self, file: IO[bytes]) -> None:
-        """Write one line to a file opened for binary writing or appending."""
-        file.write(self.to_json() + b"\n")
+    def append_jsonl(self, file: IO[bytes] | str | PathLike[str]) -> None:
+        """Write one line at the end of a file, given by name or opened for binary writing."""
+        line = self.to_json() + b"\n"
+        if isinstance(file, str | PathLike):
+            with open(file, "ab") as lines:
+                lines.write(line)
+        else:
+            file.write(line)
 
     def save_npz(self, path: str | PathLike[str]) -> None:
         """Arrays `token_ids`, `loss_mask`, `logprobs`, `weight_version` ([T] index) and `weight_version_labels`."""

@@ -49,7 +49,9 @@ def build_server(
     model = settings.model
     root = model.model or model_name or (engine.info.model if engine is not None else "none")
     models = ModelRegistry(
-        model.served_model_name or [root], root=root, skip_validation=settings.access.skip_model_name_validation
+        model.served_model_name or _default_names(root, chosen=model.model is not None),
+        root=root,
+        skip_validation=settings.access.skip_model_name_validation,
     )
     metrics = Metrics(model_name=models.name)
     server = Server(
@@ -156,3 +158,8 @@ def service_options(settings: Settings, engine_defaults: Mapping[str, Any]) -> S
 def sampling_names(generation_config: Mapping[str, Any]) -> dict[str, Any]:
     """A generation config under sampling_params names."""
     return {("max_tokens" if name == "max_new_tokens" else name): value for name, value in generation_config.items()}
+
+
+def _default_names(root: str, *, chosen: bool) -> list[str]:
+    """The model as it was asked for; the model that nobody asked for also without its owner."""
+    return [root] if chosen or "/" not in root else [root.rpartition("/")[2], root]

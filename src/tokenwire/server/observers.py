@@ -117,18 +117,18 @@ class LogObserver(Observer):
     def started(self, prepared: PreparedGenerate) -> None:
         request = prepared.engine_request
         logger.info(
-            "Received %s: %d prompt tokens, sampling %s, adapter %s, priority %d",
+            "Received %r: %d prompt tokens, sampling %s, adapter %s, priority %d",
             prepared.request_id,
             prepared.prompt_len,
             encode(request.sampling).decode(),
             request.adapter,
             request.priority,
         )
-        logger.debug("Prompt of %s: %s", prepared.request_id, self._cut(request.prompt_token_ids))
+        logger.debug("Prompt of %r: %s", prepared.request_id, self._cut(request.prompt_token_ids))
 
     def ended(self, prepared: PreparedGenerate, *, completed: bool) -> None:
         if not completed:
-            logger.info("Broken off %s", prepared.request_id)
+            logger.info("Broken off %r", prepared.request_id)
 
     def reply(self, prepared: PreparedGenerate, choices: Iterable[TokensChoice]) -> None:
         """The ids of a whole reply, or of one stream event."""
@@ -137,7 +137,7 @@ class LogObserver(Observer):
         for choice in choices:
             ids = choice.token_ids
             logger.info(
-                "Output of %s, choice %d (%s): %s",
+                "Output of %r, choice %d (%s): %s",
                 prepared.request_id,
                 choice.index,
                 choice.finish_reason,

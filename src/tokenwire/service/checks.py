@@ -66,17 +66,39 @@ def check_shape(request: GenerateRequest, sampling: SamplingParams, *, max_n: in
 
 def check_encodable(request: GenerateRequest, sampling: SamplingParams) -> None:
     """Integers outside 64 bits cannot travel to an engine; they hide in extra_args and transfer params."""
+    parts = (sampling, request.kv_transfer_params, request.ec_transfer_params)
+    if _unencodable(parts) is None:
+        return
+    fields = {f"sampling_params.{name}": getattr(sampling, name) for name in sampling.__struct_fields__}
+    fields |= {"kv_transfer_params": parts[1], "ec_transfer_params": parts[2]}
+    for name, value in fields.items():
+        problem = _unencodable(value)
+        if problem is not None:
+            raise InvalidRequestError(f"{name} must be encodable as MessagePack: {problem}.", param=name)
+
+
+def _unencodable(value: Any) -> str | None:
+    """Why a value has no MessagePack form; None if it has one."""
     try:
-        msgspec.msgpack.encode((sampling, request.kv_transfer_params, request.ec_transfer_params))
-    except (OverflowError, TypeError, ValueError, RecursionError) as exc:
-        raise InvalidRequestError(f"sampling_params and transfer params must be encodable: {exc}") from exc
+        msgspec.msgpack.encode(None if value is msgspec.UNSET else value)
+    except OverflowError:
+        return "integers must be between -2**63 and 2**64 - 1"
+    except UnicodeEncodeError:
+        return "text must not have lone surrogates"
+    except (TypeError, ValueError, RecursionError) as exc:
+        return str(exc)
+    return None
 
 
 def check_prompt(token_ids: list[int], info: EngineInfo) -> None:
     """Ids within the vocabulary, and room for at least one new token."""
     highest = max(token_ids)
     if highest >= info.vocab_size:
-        raise InvalidRequestError(f"Token id {highest} is out of vocabulary", param="token_ids")
+        raise InvalidRequestError(
+            f"Token id {highest} is out of vocabulary (position {token_ids.index(highest)}; valid ids are 0 to "
+            f"{info.vocab_size - 1})",
+            param="token_ids",
+        )
     if len(token_ids) >= info.max_model_len:
         raise PromptTooLongError(len(token_ids), info.max_model_len - 1, info.max_model_len)
 
@@ -183,6 +205,12 @@ _FEATURES: tuple[_Feature, ...] = (
     _Feature("features", _media_kinds, lambda c, kinds: set(kinds) <= c.modalities, "Send text ids only."),
     _Feature("content_parts", lambda r, s: r.content_parts or None, _known_content, "Send text ids only."),
     _Feature("cache_salt", lambda r, s: r.cache_salt, _flag("cache_salt"), "Leave it out."),
+    _Feature(
+        "priority",
+        lambda r, s: r.priority or None,
+        _flag("priority"),
+        "Leave it out, or serve an engine that has priorities with --scheduling-policy priority.",
+    ),
     _Feature("kv_transfer_params", lambda r, s: r.kv_transfer_params, _flag("kv_transfer"), "Leave it out."),
     _Feature("ec_transfer_params", lambda r, s: r.ec_transfer_params, _flag("ec_transfer"), "Leave it out."),
 )
