@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -188,6 +189,7 @@ async def test_a_salt_of_128_characters_passes() -> None:
         {"sampling": {"thinking_token_budget": 3}},
         {"sampling": {"repetition_detection": {"max_pattern_size": 2, "min_pattern_size": 1, "min_count": 2}}},
         {"cache_salt": "s"},
+        {"priority": -1},
         {"kv_transfer_params": {"a": 1}},
         {"routed_experts_format": "object"},
     ],
@@ -212,7 +214,7 @@ FAULTS: list[tuple[dict[str, Any], str]] = [
     ({"sampling_params": {"n": 9, "temperature": 1.0, "max_tokens": 3}}, "max_num_seqs"),
     ({"sampling_params": {"stop": ["x"], "max_tokens": 3}}, "stop strings are not supported"),
     ({"output_mode": "text"}, "requires a tokenizer"),
-    ({"kv_transfer_params": {"n": 2**70}}, "must be encodable"),
+    ({"kv_transfer_params": {"n": 2**70}}, "kv_transfer_params"),
     ({"token_ids": [10, 50000]}, "out of vocabulary"),
 ]
 """Faults in the order in which callers see them: an earlier one hides a later one."""
@@ -522,6 +524,19 @@ async def test_abort_finds_bare_and_prefixed_ids_and_returns_what_there_was(give
     choice = (await task)["choices"][0]
     assert (choice["finish_reason"], choice["token_ids"]) == ("abort", [1, 2])
     assert await svc.abort([given]) == ([], [given])
+
+
+async def test_what_an_abort_ended_is_named_though_its_reply_is_out_before_the_abort_returns() -> None:
+    class Slow(ScriptedEngine):
+        async def abort(self, request_ids: Iterable[str]) -> list[str]:
+            found = await super().abort(request_ids)
+            await task
+            return found
+
+    svc = service(Slow([Step([EngineOutput(0, [1])]), Step(delay_s=5)]))
+    task = asyncio.create_task(full(svc, body(request_id="mine")))
+    await asyncio.sleep(0.01)
+    assert await svc.abort(["mine"]) == (["mine"], [])
 
 
 async def test_two_live_requests_may_share_an_id() -> None:
