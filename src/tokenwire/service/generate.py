@@ -90,10 +90,11 @@ class GenerateService:
 
     async def abort(self, request_ids: list[str]) -> tuple[list[str], list[str]]:
         """Abort by replied id, with or without the prefix. Returns (aborted, unknown), as they were given."""
-        asked = {given: tuple(self._live.get(given) or self._live.get(ID_PREFIX + given, ())) for given in request_ids}
-        engine_ids = [engine_id for live in asked.values() for engine_id in live]
+        live = self._live
+        asked = {given: tuple(live.get(given) or live.get(ID_PREFIX + given) or ()) for given in request_ids}
+        engine_ids = [engine_id for ids in asked.values() for engine_id in ids]
         ended = set(await self.engine.abort(engine_ids)) if engine_ids else set()
-        aborted = [given for given, live in asked.items() if ended.intersection(live)]
+        aborted = [given for given, ids in asked.items() if ended.intersection(ids)]
         return aborted, [given for given in asked if given not in aborted]
 
     async def abort_all(self) -> int:
