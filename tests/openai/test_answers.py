@@ -144,10 +144,10 @@ async def test_logs_tell_the_ids_of_whole_replies_and_streams(caplog: pytest.Log
         await whole(app, MESSAGES, {"model": "m", **chat})
     outputs = [message for message in caplog.messages if message.startswith("Output of")]
     assert [message.split("_")[0].split("-")[0] for message in outputs if str(ids_of("Hello")[0]) in message] == [
-        "Output of chatcmpl",
-        "Output of chatcmpl",
-        "Output of cmpl",
-        "Output of msg",
+        "Output of 'chatcmpl",
+        "Output of 'chatcmpl",
+        "Output of 'cmpl",
+        "Output of 'msg",
     ]
     assert "Hello" not in "".join(caplog.messages)
 
