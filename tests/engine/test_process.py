@@ -6,6 +6,7 @@
 4. A core whose starter is gone ends by itself, one that does not answer is ended; signals for the server do not end it.
 5. A model that cannot run stops the start with a sentence.
 6. The front end imports neither torch nor transformers.
+7. After a warm-up no kernel is compiled again.
 """
 
 from __future__ import annotations
@@ -247,6 +248,18 @@ async def test_what_cannot_start_says_why(folders: dict[str, Path], settings: di
     with pytest.raises(ServiceError, match=message):
         await engine.start()
     await engine.close()
+
+
+@pytest.mark.slow
+def test_after_a_warm_up_no_kernel_is_compiled_again(folders: dict[str, Path], tmp_path: Path) -> None:
+    def compiled() -> set[str]:
+        command = [sys.executable, "-m", "tokenwire.engine.local.warm_up", str(folders["llama"])]
+        subprocess.run(command, env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}, check=True)
+        return {file.name for file in tmp_path.rglob("*.nbc")}
+
+    first = compiled()
+    assert any("decode" in name for name in first)
+    assert compiled() == first
 
 
 def test_the_front_end_is_light() -> None:
