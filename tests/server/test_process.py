@@ -221,7 +221,7 @@ def test_requests_are_logged_as_ids_when_asked_for():
         process.signal()
         process.wait()
     assert "Received 'generate-tokens-mine': 3 prompt tokens" in process.output
-    assert "Prompt of generate-tokens-mine: [11, 22]" in process.output
+    assert "Prompt of 'generate-tokens-mine': [11, 22]" in process.output
     assert "Output of 'generate-tokens-mine', choice 0 (length): [1000, 1001]" in process.output
 
 
