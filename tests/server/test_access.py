@@ -8,7 +8,7 @@ import pytest
 from tests.support.http import GENERATE, app_of, body, client_of
 
 ABROAD = ("203.0.113.5", 4242)
-CONTROL = ["/pause", "/resume", "/reset_prefix_cache", "/abort_requests"]
+CONTROL = ["/pause", "/resume", "/reset_prefix_cache"]
 
 
 @pytest.mark.parametrize("header", [None, "Bearer wrong", "Basic k1", "Bearer", "k1"])

@@ -224,7 +224,7 @@ def reasons_of(replies):
 @pytest.mark.parametrize("content", ["", "{}", '{"request_ids": []}', '{"request_ids": null}'])
 async def test_a_trainers_abort_without_ids_ends_everything(content):
     engine = ScriptedEngine(lambda asked: counting(asked, delay_s=0.02))
-    async with client_of(app_of(engine)) as client:
+    async with client_of(app_of(engine, server_dev_mode=True)) as client:
         tasks = await running_requests(client, engine, "a", "b")
         reply = await client.post("/abort_requests", content=content)
         assert reply.json() == {"status": "aborted", "aborted": 2}
@@ -234,7 +234,7 @@ async def test_a_trainers_abort_without_ids_ends_everything(content):
 @pytest.mark.parametrize("content", ["{", '["a"]', '{"request_ids": "a"}'])
 async def test_a_trainers_abort_that_cannot_be_read_ends_nothing(content):
     engine = ScriptedEngine(lambda asked: counting(asked, delay_s=0.002))
-    async with client_of(app_of(engine)) as client:
+    async with client_of(app_of(engine, server_dev_mode=True)) as client:
         tasks = await running_requests(client, engine, "a")
         assert (await client.post("/abort_requests", content=content)).status_code == 400
         assert reasons_of(await asyncio.gather(*tasks)) == ["length"]
@@ -242,7 +242,7 @@ async def test_a_trainers_abort_that_cannot_be_read_ends_nothing(content):
 
 async def test_an_abort_by_id_speaks_message_pack_too():
     engine = ScriptedEngine(lambda asked: counting(asked, delay_s=0.02))
-    async with client_of(app_of(engine)) as client:
+    async with client_of(app_of(engine, server_dev_mode=True)) as client:
         tasks = await running_requests(client, engine, "a")
         content = msgspec.msgpack.encode({"request_ids": ["a", "b"]})
         reply = await client.post(
@@ -374,3 +374,9 @@ async def test_a_server_default_caps_a_missing_max_tokens_only():
     app = app_of(ScriptedEngine(max_model_len=100), override_generation_config={"max_new_tokens": 50})
     assert len((await post(app, body(list(range(1, 11))))).json()["choices"][0]["token_ids"]) == 50
     assert len((await post(app, body(list(range(1, 11)), max_tokens=60))).json()["choices"][0]["token_ids"]) == 60
+
+
+async def test_a_trainers_abort_exists_in_development_mode_and_on_token_only_workers():
+    for options, status in [({}, 404), ({"server_dev_mode": True}, 200), ({"tokens_only": True}, 200)]:
+        async with client_of(app_of(ScriptedEngine(), **options)) as client:
+            assert (await client.post("/abort_requests", json={"request_ids": ["a"]})).status_code == status

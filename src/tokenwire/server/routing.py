@@ -45,6 +45,8 @@ class RouteSpec:
     needs_engine: bool = False
     generates: bool = False
     """Counts for /load."""
+    dev: bool = False
+    """Exists in development mode and on token-only workers, as upstream has it."""
     control: bool = False
     """Changes the server for everybody; see `access.require_operator`."""
 
@@ -60,7 +62,12 @@ def all_routes() -> Iterator[RouteSpec]:
 
 def routes_for(server: Server) -> list[RouteSpec]:
     """The routes that exist on this server."""
-    return [spec for spec in all_routes() if server.engine is not None or not spec.needs_engine]
+    with_dev = server.settings.access.server_dev_mode or server.settings.model.tokens_only
+    return [
+        spec
+        for spec in all_routes()
+        if (server.engine is not None or not spec.needs_engine) and (with_dev or not spec.dev)
+    ]
 
 
 def starlette_route(spec: RouteSpec, server: Server) -> Route:

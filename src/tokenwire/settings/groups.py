@@ -77,6 +77,7 @@ class AccessSettings:
     )
     enable_request_id_headers: bool = option(False, help="Answer with X-Request-Id (the caller's, else a new one).")
     skip_model_name_validation: bool = option(False, help="Accept any `model` in requests.")
+    server_dev_mode: bool = option(False, help="Also serve the routes that upstream has in its development mode only.")
     strict_fields: bool = option(False, help="Refuse unknown request fields instead of logging them once.")
 
 

@@ -167,5 +167,6 @@ ROUTES = [
         tag="control",
         needs_engine=True,
         control=True,
+        dev=True,
     ),
 ]
