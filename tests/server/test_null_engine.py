@@ -1,14 +1,16 @@
 """The null engine: (1) it makes the ids it promises with the logprobs it promises, streamed or whole; (2) n sequences
 get the same ids; (3) abort ends a request with reason "abort"; (4) leaving a stream forgets the request; (5) a pause
-that keeps requests freezes them until resume."""
+that keeps requests freezes them until resume, one that waits takes nothing new and ends with the last of them or with
+resume; (6) a closed engine takes nothing."""
 
 import asyncio
 from contextlib import aclosing
 
 import pytest
 
-from tokenwire.engine.base import EngineOutput, EngineRequest, Pause, Resume
+from tokenwire.engine.base import EngineOutput, EngineRequest, EngineStatus, Pause, Resume
 from tokenwire.engine.null import NullEngine, NullEngineOptions
+from tokenwire.errors import EngineUnavailableError
 from tokenwire.wire.sampling import SamplingParams
 
 
@@ -73,3 +75,34 @@ async def test_a_keeping_pause_freezes_until_resume(engine):
     assert not task.done()
     await engine.control(Resume())
     assert [t for o in await task for t in o.token_ids] == [1000, 1001, 1002, 1003]
+
+
+async def test_a_waiting_pause_takes_nothing_new_and_ends_when_all_have_finished(engine):
+    stream = engine.generate(request(max_tokens=10**6))
+    await anext(stream)
+    await engine.control(Pause(mode="keep"))
+    pausing = asyncio.create_task(engine.control(Pause(mode="wait")))
+    await asyncio.sleep(0)
+    assert engine.status is EngineStatus.PAUSED
+    with pytest.raises(EngineUnavailableError):
+        engine.generate(request("new"))
+    await anext(stream)
+    assert not pausing.done()
+    await stream.aclose()
+    await asyncio.wait_for(pausing, 1.0)
+    assert engine.status is EngineStatus.PAUSED
+
+
+@pytest.mark.parametrize("closed", [False, True])
+async def test_a_waiting_pause_says_when_it_was_overtaken(engine, closed):
+    async with aclosing(engine.generate(request(max_tokens=10**6))) as stream:
+        await anext(stream)
+        pausing = asyncio.create_task(engine.control(Pause(mode="wait")))
+        await asyncio.sleep(0)
+        await (engine.close() if closed else engine.control(Resume()))
+    with pytest.raises(EngineUnavailableError):
+        await asyncio.wait_for(pausing, 1.0)
+    assert engine.status is (EngineStatus.DEAD if closed else EngineStatus.READY)
+    if closed:
+        with pytest.raises(EngineUnavailableError):
+            engine.generate(request("late"))

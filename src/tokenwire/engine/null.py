@@ -103,6 +103,8 @@ class NullEngine(Engine):
         self._task: asyncio.Task[None] | None = None
         self._status = EngineStatus.STARTING
         self._num_steps = 0
+        self._is_ending = False
+        """A pause waits for the end of what runs; nothing new is taken."""
 
     @property
     def info(self) -> EngineInfo:
@@ -110,7 +112,7 @@ class NullEngine(Engine):
 
     @property
     def status(self) -> EngineStatus:
-        return self._status
+        return EngineStatus.PAUSED if self._is_ending and self._status is EngineStatus.READY else self._status
 
     async def start(self) -> None:
         self._task = asyncio.create_task(self._run(), name="null-engine")
@@ -121,6 +123,7 @@ class NullEngine(Engine):
         for running in list(self._live.values()):
             running.queue.fail(EngineUnavailableError("The engine is shutting down."))
         self._live.clear()
+        self._idle.set()
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -132,6 +135,8 @@ class NullEngine(Engine):
                 self._drop(request.request_id)
 
         queue = RequestQueue(request.sampling.n, lambda: self._drop(request.request_id), stop)
+        if self.status in (EngineStatus.DEAD, EngineStatus.PAUSED):
+            raise EngineUnavailableError(f"The engine is {self.status.value}.")
         max_tokens = request.sampling.max_tokens
         assert isinstance(max_tokens, int)
         whole = not request.stream and not self.options.step_s
@@ -165,7 +170,7 @@ class NullEngine(Engine):
             case Pause(mode=mode):
                 await self._pause(mode)
             case Resume():
-                self._status = EngineStatus.READY
+                self._status, self._is_ending = EngineStatus.READY, False
                 self._wake.set()
             case ResetPrefixCache():
                 return {"success": True}
@@ -177,7 +182,12 @@ class NullEngine(Engine):
         if mode == "abort":
             await self.abort(list(self._live))
         elif mode == "wait":
+            self._status, self._is_ending = EngineStatus.READY, True  # what was frozen must go on to end
+            self._wake.set()
             await self._idle.wait()
+            if self.status is not EngineStatus.PAUSED:
+                raise EngineUnavailableError("resumed or closed before everything had finished")
+            self._is_ending = False
         self._status = EngineStatus.FROZEN if mode == "keep" else EngineStatus.PAUSED
 
     # --- the step loop
