@@ -4,8 +4,9 @@
 2. A sequence that waits again when the weight label changes has sent its tokens under the old one.
 3. What shares blocks of a dropped prefix cache does not make them known again.
 4. When sampling a batch fails, rows are tried alone, except those that the failed attempt may have changed.
-5. An error of the device is no request's fault.
-6. An empty table of prompt scores stays one, whatever is learnt later.
+5. Parameters that leave no token end the sequence with an error, not with a token that none of them allows.
+6. An error of the device is no request's fault.
+7. An empty table of prompt scores stays one, whatever is learnt later.
 """
 
 from __future__ import annotations
@@ -116,6 +117,17 @@ def test_a_row_that_may_be_half_adjusted_is_not_sampled_again(
     assert harness.ids(plain) == references["llama"].greedy(PROMPT, 6)
     assert harness.output(adjusted).finish_reason == "error"
     assert "too many" in str(harness.output(adjusted).error)
+    assert drained(harness)
+
+
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0}, {"temperature": 1.0, "top_k": 5}])
+def test_no_token_that_is_not_allowed_is_ever_given_out(harness: Harness, sampling: dict[str, Any]) -> None:
+    handle = harness.add(PROMPT, allowed_token_ids=[3], min_tokens=2, **sampling)
+    ends = harness.add(PROMPT, allowed_token_ids=[3], **sampling)
+    harness.run()
+    assert (harness.output(handle).finish_reason, harness.output(ends).finish_reason) == ("error", "stop")
+    assert "allowed_token_ids" in str(harness.output(handle).error)
+    assert (harness.ids(handle), harness.ids(ends)) == ([], [3])
     assert drained(harness)
 
 

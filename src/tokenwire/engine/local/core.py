@@ -131,14 +131,14 @@ class Core:
         """Append, and send or finish."""
         version = self.weight_version
         for row, (sequence, token_id) in enumerate(zip(sequences, result.token_ids.tolist(), strict=True)):
-            sequence.token_ids.append(token_id)
-            sequence.label_token(version)
             request = sequence.request
             if not self._samplers[sequence].append(token_id):
-                message = "no token is left that both the grammar and the other parameters allow"
+                message = "no token is left that allowed_token_ids or structured_outputs and the other parameters allow"
                 self._outputs.finish(sequence, "error", error=message)
                 self._close(sequence)
                 continue
+            sequence.token_ids.append(token_id)
+            sequence.label_token(version)
             end = self._rules.check(request.params, request.max_tokens, sequence.token_ids, sequence.num_prompt)
             if end is None:
                 self._outputs.token(sequence, result.logprobs[row], result.masks[row])

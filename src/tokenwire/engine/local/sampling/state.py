@@ -184,8 +184,8 @@ class SequenceSampler:
     def append(self, token_id: int) -> bool:
         """Take one token into the history.
 
-        False if the grammar forbids it: other parameters left no allowed token with a finite logit. The sequence
-        cannot go on then.
+        False if the grammar or `allowed_token_ids` forbid it: other parameters left no allowed token with a finite
+        logit. The sequence cannot go on then.
         """
         self.num_output_tokens += 1
         if self.counts is not None:
@@ -194,6 +194,8 @@ class SequenceSampler:
             self.thinking.append(token_id)
         if self.bad_words:
             self._last_tokens.append(token_id)
+        if self.allowed is not None and self.forced is None and token_id not in self.allowed:
+            return False
         return self.grammar is None or self.grammar.accept(token_id)
 
     def forbidden_now(self) -> list[int]:
