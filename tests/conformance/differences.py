@@ -19,7 +19,6 @@ DIFFERENT: dict[str, str] = {
     "extra_models": "owned_by names this server.",
     "extra_version": "Our own version.",
     "extra_abort_ok": "Abort answers what it aborted.",
-    "extra_abort_legacy": "The trainers' abort route is always there; that server has it in its development mode only.",
 }
 
 NOT_COMPARED: dict[str, str] = {
