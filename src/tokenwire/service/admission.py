@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tokenwire.errors import InvalidRequestError, OverloadedError
+from tokenwire.errors import OverloadedError
 
 
 class Admission:
@@ -15,17 +15,12 @@ class Admission:
         self.num_prefill_tokens = 0
 
     def check(self, n: int) -> None:
-        """Raises `OverloadedError` when `n` more do not fit now, `InvalidRequestError` when they never will."""
-        if self._max_seqs is not None and n > self._max_seqs:
-            raise InvalidRequestError(
-                f"sampling_params.n={n} is more than the {self._max_seqs} sequences that this server ever takes at "
-                "once (--max-num-queued-reqs).",
-                param="sampling_params.n",
-            )
+        """Raises `OverloadedError` when `n` more sequences do not fit."""
         if self._max_seqs is not None and self.num_seqs + n > self._max_seqs:
+            advice = "Try again later." if n <= self._max_seqs else "It never takes that many: ask for a smaller n."
             raise OverloadedError(
                 f"The server holds {self.num_seqs} sequences and takes at most {self._max_seqs} "
-                f"(--max-num-queued-reqs); this request needs {n}. Try again later."
+                f"(--max-num-queued-reqs); this request needs {n}. {advice}"
             )
         if self._max_tokens is not None and self.num_prefill_tokens >= self._max_tokens:
             raise OverloadedError(
