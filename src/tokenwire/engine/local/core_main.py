@@ -7,6 +7,7 @@ whatever libraries print go to standard error.
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
@@ -36,7 +37,11 @@ def main() -> int:
     threading.Thread(target=_end_with_parent, daemon=True, name="parent-watch").start()
     try:
         _report(reports, {"stage": "loading libraries", "fraction": 0.0})
+        gc.disable()  # importing makes a million objects that stay; looking through them again and again takes seconds
         from tokenwire.engine.local.build import build_core  # imports torch, which takes seconds
+
+        gc.freeze()
+        gc.enable()
 
         core = build_core(
             Path(job.folder),
