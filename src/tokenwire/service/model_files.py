@@ -12,8 +12,7 @@ from typing import Any
 
 import msgspec
 
-CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length", "max_sequence_length")
-SAMPLING_KEYS = ("repetition_penalty", "temperature", "top_k", "top_p", "min_p", "max_new_tokens")
+from tokenwire.engine.model_config import CONTEXT_KEYS, SAMPLING_KEYS
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)

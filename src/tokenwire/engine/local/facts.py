@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from tokenwire.engine.local.options import LocalEngineOptions
+from tokenwire.engine.model_config import CONTEXT_KEYS, SAMPLING_KEYS
 from tokenwire.errors import EngineUnavailableError
 
-CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length", "max_sequence_length")
-SAMPLING_KEYS = ("repetition_penalty", "temperature", "top_k", "top_p", "min_p", "max_new_tokens")
 FALLBACK_CONTEXT = 2048
 FULL_ATTENTION = frozenset({"full_attention", "sliding_attention"})
 
