@@ -59,8 +59,8 @@ class Harness:
         self.steps = 0
         self.link.inbox.append(wire.Attach())
 
-    def _abort(self, handle: int, index: int | None) -> None:
-        self.link.inbox.append(wire.Abort([handle]) if index is None else wire.Stop(handle, index))
+    def _abort(self, handle: int, index: int | None, *, heard: bool = False) -> None:
+        self.link.inbox.append(wire.Abort([handle]) if index is None else wire.Stop(handle, index, heard))
 
     def add(
         self, prompt: list[int], *, stream: bool = True, priority: int = 0, salt: str | None = None, **p: Any

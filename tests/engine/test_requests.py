@@ -161,6 +161,21 @@ def test_a_reader_can_end_one_sample_and_keep_the_others(harness: Harness, when:
     assert drained(harness)
 
 
+async def test_a_sample_that_its_reader_ended_may_say_a_last_word(harness: Harness) -> None:
+    handle = harness.add(PROMPT, n=2, temperature=1.0, seed=1, max_tokens=8, ignore_eos=True)
+    for _ in range(3):
+        harness.tick()
+    num_read = len(harness.ids(handle, 0))
+    harness.queues[handle].stop(0, 5.0)
+    harness.run()
+    ended = harness.output(handle, 0)
+    assert (len(ended.token_ids), ended.finish_reason) == (num_read, "abort")
+    assert ended.weight_versions is not None
+    assert ended.weight_versions[-1].end >= num_read
+    assert len(harness.ids(handle, 1)) == 8
+    assert drained(harness)
+
+
 # --- faults -----------------------------------------------------------------------------------------------------
 
 

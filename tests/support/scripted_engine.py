@@ -5,7 +5,7 @@
 
 A script is a list of `Step`s (or a function from the request to one). A step waits `delay_s`, then puts its outputs,
 and may fail the stream. What the engine was asked is in `requests`, `aborted`, `stopped` and `controls`. `gate` holds
-every request back until `open_gate()`.
+every request back until `open_gate()`. `last_word` are fields of the output that ends a sequence early.
 """
 
 from __future__ import annotations
@@ -162,6 +162,7 @@ class ScriptedEngine(Engine):
         eos_token_ids: tuple[int, ...] = (2,),
         gate: bool = False,
         cached_prefix_len: int = 0,
+        last_word: Mapping[str, Any] | None = None,
         **info: Any,
     ) -> None:
         self.script = script
@@ -170,6 +171,7 @@ class ScriptedEngine(Engine):
         self.stopped: list[tuple[str, int]] = []
         self.controls: list[Control] = []
         self.prefix_len = cached_prefix_len
+        self.last_word = last_word
         self._gate = asyncio.Event()
         if not gate:
             self._gate.set()
@@ -235,6 +237,7 @@ class ScriptedEngine(Engine):
             request.sampling.n,
             lambda: self._leave(request.request_id),
             lambda index: self._stop(request.request_id, index),
+            ask_end=None if self.last_word is None else lambda index: self._end(request.request_id, index),
         )
         if self._status is EngineStatus.DEAD:
             queue.fail(EngineDeadError("The engine process ended."))
@@ -257,6 +260,16 @@ class ScriptedEngine(Engine):
             if not live.open:
                 live.stop()
 
+    def _end(self, request_id: str, index: int) -> bool:
+        """Say the last word once the reader waits for it."""
+        queue = self._live[request_id].queue
+        self._stop(request_id, index)
+        asyncio.get_running_loop().call_later(0.01, queue.put, self._aborted(index))
+        return True
+
+    def _aborted(self, index: int) -> EngineOutput:
+        return EngineOutput(index, [], finish_reason="abort", **(self.last_word or {}))
+
     async def _play(self, request: EngineRequest, live: _Live) -> None:
         await self._gate.wait()
         for step in self.script(request) if callable(self.script) else self.script:
@@ -275,7 +288,7 @@ class ScriptedEngine(Engine):
             live = self._live[request_id]
             live.stop()
             for index in sorted(live.open):
-                live.queue.put(EngineOutput(index, [], finish_reason="abort"))
+                live.queue.put(self._aborted(index))
         self.aborted += found
         return found
 

@@ -232,8 +232,13 @@ class OutputStream(Protocol):
 
     def __aiter__(self) -> AsyncIterator[list[EngineOutput]]: ...
     async def __anext__(self) -> list[EngineOutput]: ...
-    def stop(self, index: int) -> None:
-        """The reader has all it wants of sequence `index`: end it in the engine; nothing more of it is given out."""
+    def stop(self, index: int, end_within_s: float | None = None) -> None:
+        """The reader has all the tokens it wants of sequence `index`: end it in the engine.
+
+        Nothing more of it is given out; but with `end_within_s`, one last output still comes, within that time. It has
+        no tokens, finish reason "abort", and what only the end of a sequence tells, as far as the engine knows it:
+        weight versions, routed experts and transfer params. These may cover tokens that were never read.
+        """
 
     async def aclose(self) -> None: ...
 
@@ -272,6 +277,8 @@ class Capabilities:
     """Passes unknown `sampling_params.extra_args` on to something that reads them."""
     controls: frozenset[str] = frozenset()
     """Tags of the `Control` messages that work."""
+    weight_versions_at_end: bool = False
+    """Outputs carry no labels: weight versions are told by the last output of a sequence alone."""
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)

@@ -12,12 +12,15 @@ from tokenwire.service.levels import TextStage
 class ChoiceRun:
     """Takes a choice's engine outputs in order and gives them out as they may be shown."""
 
-    __slots__ = ("_engine_tokens", "_spans", "_stage", "num_tokens", "stopped")
+    __slots__ = ("_engine_tokens", "_held", "_num_prompt_rows", "_spans", "_stage", "num_tokens", "stopped")
 
-    def __init__(self, stage: TextStage | None) -> None:
+    def __init__(self, stage: TextStage | None, num_prompt_rows: int = 0) -> None:
+        """`num_prompt_rows`: rows of routed experts that belong to the prompt."""
         self._stage = stage
+        self._num_prompt_rows = num_prompt_rows
         self._spans: list[WeightSpan] = []
         self._engine_tokens = 0
+        self._held: EngineOutput | None = None
         self.num_tokens = 0
         """Tokens given out so far."""
         self.stopped = False
@@ -34,6 +37,25 @@ class ChoiceRun:
             self._finish(shown)
         return shown
 
+    @property
+    def has_labels(self) -> bool:
+        """The engine said which weights made the tokens, as they came."""
+        return bool(self._spans)
+
+    def hold(self, shown: EngineOutput) -> None:
+        """A stop string ended this choice: keep its last output until the engine has said its last word."""
+        self._held = shown
+
+    def last_word(self, end: EngineOutput) -> EngineOutput | None:
+        """The held output, with what only the end of a sequence tells; None while that has not come."""
+        held = self._held
+        if held is None or end.finish_reason is None:
+            return None
+        self._held = None
+        held.absorb(dataclasses.replace(end, finish_reason=None, stop_reason=None, error=None))
+        self._finish(held)
+        return held
+
     def _track(self, version: str, count: int) -> None:
         start, end = self._engine_tokens, self._engine_tokens + count
         self._engine_tokens = end
@@ -43,6 +65,10 @@ class ChoiceRun:
             self._spans.append(WeightSpan(version, start, end))
 
     def _finish(self, shown: EngineOutput) -> None:
+        """Facts of a whole sequence, cut to the tokens that were kept."""
+        if shown.routed_experts is not None and isinstance(shown.stop_reason, str):
+            num_rows = max(0, self._num_prompt_rows + self.num_tokens - 1)  # the last token is routed nowhere
+            shown.routed_experts = shown.routed_experts[:num_rows]
         spans = shown.weight_versions if shown.weight_versions is not None else self._spans
         if shown.weight_versions is None and not spans:
             return

@@ -24,6 +24,9 @@ from tokenwire.wire.generate import GenerateChunk, GenerateRequest, GenerateResp
 
 __all__ = ["Endpoint", "GenerateService", "PreparedGenerate"]
 
+LAST_WORD_WITHIN_S = 2.0
+"""How long a choice that a stop string ended waits for what only the engine's last output of it tells."""
+
 
 class GenerateService:
     """Serves generate requests over one engine. All methods run on one event loop."""
@@ -119,8 +122,9 @@ class GenerateService:
         text, engine_request = self.text, prepared.engine_request
         if text is None or not prepared.needs_text:
             return [ChoiceRun(None) for _ in range(prepared.n)]
-        prompt, sampling = engine_request.prompt_token_ids, engine_request.sampling
-        return [ChoiceRun(text.stage(prompt, sampling, prepared.request.output_mode)) for _ in range(prepared.n)]
+        prompt, sampling, mode = engine_request.prompt_token_ids, engine_request.sampling, prepared.request.output_mode
+        num_prompt_rows = len(prompt) - sampling.routed_experts_prompt_start
+        return [ChoiceRun(text.stage(prompt, sampling, mode), num_prompt_rows) for _ in range(prepared.n)]
 
     async def _outputs(
         self, prepared: PreparedGenerate, runs: list[ChoiceRun], facts: RequestFacts
@@ -168,19 +172,38 @@ class GenerateService:
         for output in outputs:
             run = runs[output.index]
             if run.stopped:
+                last = run.last_word(output)
+                if last is not None:
+                    facts.finish(last)
+                    self.observer.choice_finished(prepared, last)
+                    shown.append(last)
                 continue
             if output.finish_reason == "error":
                 self.observer.choice_finished(prepared, output)
                 failure = failure_of(output)
                 break
             visible = run.take(output)
+            num_tokens += len(visible.token_ids)
+            if visible.finish_reason is not None and output.finish_reason is None:
+                if self._wants_last_word(prepared, run):
+                    stream.stop(output.index, LAST_WORD_WITHIN_S)
+                    run.hold(visible)
+                    continue
+                stream.stop(output.index)
             if visible.finish_reason is not None:
-                if output.finish_reason is None:
-                    stream.stop(output.index)
                 facts.finish(visible)
                 self.observer.choice_finished(prepared, visible)
-            num_tokens += len(visible.token_ids)
             shown.append(visible)
         if num_tokens:
             self.observer.tokens(prepared, num_tokens)
         return shown, failure
+
+    def _wants_last_word(self, prepared: PreparedGenerate, run: ChoiceRun) -> bool:
+        """A stop string ended the choice: does the engine know more of it than came with its tokens?"""
+        request, capabilities = prepared.engine_request, self.engine.info.capabilities
+        return (
+            request.kv_transfer_params is not None
+            or request.ec_transfer_params is not None
+            or capabilities.routed_experts
+            or (capabilities.weight_versions_at_end and not run.has_labels)
+        )

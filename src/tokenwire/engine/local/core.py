@@ -172,7 +172,7 @@ class Core:
                 self._close(sequence)
 
     def _leave(self, sequence: Sequence) -> None:
-        """End one sequence that nobody listens to; others may have waited for its prompt pass."""
+        """End one sequence for its reader; others may have waited for its prompt pass."""
         has_begun = sequence.state is not SequenceState.HELD  # else the request still waits for its grammar
         self._close(sequence)
         if sequence.index == 0 and has_begun:
@@ -243,6 +243,8 @@ class Core:
     def _stop(self, client: bytes, message: wire.Stop) -> None:
         request = self._requests.get(RequestKey(client, message.handle))
         if request is not None and request.sequences[message.index].state is not SequenceState.FINISHED:
+            if message.heard:
+                self._outputs.finish(request.sequences[message.index], "abort")
             self._leave(request.sequences[message.index])
 
     def _detach(self, client: bytes) -> None:

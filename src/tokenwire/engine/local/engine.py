@@ -49,7 +49,7 @@ class LocalEngine(Engine):
         self._process: CoreProcess | None = None
         self._link: FrontLink | None = None
         self._watcher: asyncio.Task[None] | None = None
-        self._streams = Streams(self._abort_quietly)
+        self._streams = Streams(self._end_early)
         self._calls: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._next_call = 0
         self._ready: asyncio.Future[EngineInfo] | None = None
@@ -178,9 +178,9 @@ class LocalEngine(Engine):
         self._calls[self._next_call] = answer
         return self._next_call, answer
 
-    def _abort_quietly(self, handle: int, index: int | None) -> None:
+    def _end_early(self, handle: int, index: int | None, *, heard: bool = False) -> None:
         if self._link is not None:
-            self._link.send(wire.Abort([handle]) if index is None else wire.Stop(handle, index))
+            self._link.send(wire.Abort([handle]) if index is None else wire.Stop(handle, index, heard))
 
     def _serving_link(self) -> FrontLink:
         if self._link is not None and self._status is EngineStatus.READY:

@@ -65,10 +65,12 @@ class Abort(msgspec.Struct, frozen=True, tag="abort"):
 
 
 class Stop(msgspec.Struct, frozen=True, tag="stop"):
-    """The reader wants no more of one sequence; nobody listens to its end."""
+    """The reader wants no more of one sequence."""
 
     handle: int
     index: int
+    heard: bool = False
+    """Its last output is wanted; else nobody listens."""
 
 
 class Probe(msgspec.Struct, frozen=True, tag="probe", kw_only=True):

@@ -13,9 +13,9 @@ from tokenwire.engine.queue import RequestQueue
 from tokenwire.errors import EngineUnavailableError, InvalidRequestError, TokenwireError
 
 
-class AbortQuietly(Protocol):
-    def __call__(self, handle: int, index: int | None) -> None:
-        """End a request whose reader has left, or the one sequence it has enough of."""
+class EndEarly(Protocol):
+    def __call__(self, handle: int, index: int | None, *, heard: bool = False) -> None:
+        """End a request whose reader has left, or the one sequence it has enough of; `heard`: with a last output."""
 
 
 @dataclass(slots=True)
@@ -27,7 +27,7 @@ class _Open:
 class Streams:
     """By handle. A stream leaves when all its sequences have finished, when it fails, or when its reader leaves."""
 
-    def __init__(self, abort: AbortQuietly) -> None:
+    def __init__(self, abort: EndEarly) -> None:
         self._abort = abort
         self._open: dict[int, _Open] = {}
         self._next_handle = 0
@@ -38,7 +38,12 @@ class Streams:
     def open(self, request_id: str, n: int) -> tuple[int, RequestQueue]:
         """A handle that no open stream has, and its queue."""
         handle = self._next_handle = (self._next_handle + 1) & 0x7FFFFFFF
-        queue = RequestQueue(n, lambda: self._left(handle), lambda index: self._stopped(handle, index))
+        queue = RequestQueue(
+            n,
+            lambda: self._left(handle),
+            lambda index: self._stopped(handle, index),
+            ask_end=lambda index: self._asked_end(handle, index),
+        )
         self._open[handle] = _Open(request_id, queue)
         return handle, queue
 
@@ -83,6 +88,12 @@ class Streams:
     def _left(self, handle: int) -> None:
         if self._open.pop(handle, None) is not None:
             self._abort(handle, None)
+
+    def _asked_end(self, handle: int, index: int) -> bool:
+        if handle not in self._open:
+            return False
+        self._abort(handle, index, heard=True)
+        return True
 
     def _stopped(self, handle: int, index: int) -> None:
         opened = self._open.get(handle)

@@ -32,6 +32,8 @@ class Job:
     worker_call_id: str = ""
     aborted: bool = False
     """No further attempts."""
+    ending: bool = False
+    """The reader has its tokens; only the last output is still of interest."""
     num_outputs: int = field(default=0, init=False)
 
     @property

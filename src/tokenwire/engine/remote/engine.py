@@ -69,10 +69,15 @@ class RemoteEngine(Engine):
         if self._prefill:
             await self._prefill.start()
         workers = [*self._fleet.workers, *self._prefill.workers]
-        info = combine(self.options, [worker.facts for worker in workers if worker.facts is not None])
+        facts = [worker.facts for worker in workers if worker.facts is not None]
+        info = combine(self.options, facts)
         controls = ALL_CONTROLS if self._dialect.name == "scale-out" else frozenset[str]()
-        told = [w.facts.capabilities.controls for w in workers if w.facts is not None and w.facts.is_tokenwire]
-        capabilities = dataclasses.replace(info.capabilities, controls=frozenset.intersection(controls, *told))
+        told = [known.capabilities.controls for known in facts if known.is_tokenwire]
+        capabilities = dataclasses.replace(
+            info.capabilities,
+            controls=frozenset.intersection(controls, *told),
+            weight_versions_at_end=not all(self._dialect.streams_labels(known) for known in facts),
+        )
         self._info = dataclasses.replace(info, capabilities=capabilities)
         for worker in workers:
             worker.objection = functools.partial(_objection, self._info)

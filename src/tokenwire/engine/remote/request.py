@@ -35,7 +35,7 @@ class LiveRequest:
         background: set[asyncio.Task[None]],
     ) -> None:
         self.request = request
-        self.stream = RemoteStream(request.sampling.n, self._leave, self._stop)
+        self.stream = RemoteStream(request.sampling.n, self._leave, self._stop, self._ask_end)
         self._fleet = fleet
         self._prefill = prefill
         self._dialect = dialect
@@ -172,6 +172,12 @@ class LiveRequest:
         self._jobs[offset] = job
         try:
             await run_job(job, self._fleet, self._options)
+        except TokenwireError as exc:
+            if not job.ending:
+                raise
+            logger.debug("Request %s: its last word is lost: %s", job.call_id, exc)
+            for index in sorted(self._open.intersection(range(offset, offset + job.n))):
+                self._put(EngineOutput(index, [], finish_reason="abort"))
         finally:
             del self._jobs[offset]
 
@@ -199,6 +205,20 @@ class LiveRequest:
         elif index in self._tasks:
             self._tell_later(self._jobs.get(index))
             self._tasks[index].cancel()
+
+    def _ask_end(self, index: int) -> bool:
+        """Have the worker end the call of this sequence and read on to its last word.
+
+        False where it cannot: the worker knows no aborts, or other sequences run in the same call.
+        """
+        job = self._jobs.get(index if self._tasks else 0)
+        if job is None or job.worker is None or self._dialect.abort("") is None:
+            return False
+        if not self._tasks and self._open != {index}:
+            return False
+        job.aborted = job.ending = True
+        self._tell_later(job)
+        return True
 
     def _end(self) -> None:
         for job in self._jobs.values():

@@ -13,8 +13,10 @@ class RemoteStream(RequestQueue):
 
     __slots__ = ("_when_drained",)
 
-    def __init__(self, n: int, abort: Callable[[], None], stop: Callable[[int], None]) -> None:
-        super().__init__(n, abort, stop)
+    def __init__(
+        self, n: int, abort: Callable[[], None], stop: Callable[[int], None], ask_end: Callable[[int], bool]
+    ) -> None:
+        super().__init__(n, abort, stop, ask_end=ask_end)
         self._when_drained: Callable[[], None] | None = None
 
     @property

@@ -33,13 +33,14 @@ class LiveRequest:
     ) -> None:
         """`arguments` go to `AsyncLLM.generate` of every sequence."""
         self.request = request
-        self.stream = RequestQueue(request.sampling.n, self.cancel, self._stop)
+        self.stream = RequestQueue(request.sampling.n, self.cancel, self._stop, ask_end=self._ask_end)
         self._engine = engine
         self._params = params
         self._controls = controls
         self._arguments = arguments
         self._sequences: dict[int, asyncio.Task[None]] = {}
         self._open = set(range(request.sampling.n))
+        self._ending: set[asyncio.Task[None]] = set()
         self.task: asyncio.Task[None] | None = None
 
     def start(self) -> asyncio.Task[None]:
@@ -75,6 +76,21 @@ class LiveRequest:
             self.cancel()
         elif index in self._sequences:
             self._sequences[index].cancel()
+
+    def _ask_end(self, index: int) -> bool:
+        """vLLM answers an abort with a last output that has everything but transfer params."""
+        if index not in self._open:
+            return False
+        task = asyncio.create_task(self._abort(index))
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+        return True
+
+    async def _abort(self, index: int) -> None:
+        try:
+            await self._engine.abort([self._id(index)])
+        except Exception as exc:  # whoever waits gives up by itself
+            logger.warning("Request %s: vLLM could not end sequence %d: %s", self.request.request_id, index, exc)
 
     async def _play(self) -> None:
         try:

@@ -115,6 +115,10 @@ class Dialect(ABC):
         """False: the scores that this request wants of its prompt come in whole answers only."""
         return True
 
+    def streams_labels(self, facts: WorkerFacts) -> bool:
+        """False: weight versions come with the last event of a stream only."""
+        return True
+
     def streams_transfer_params(self, facts: WorkerFacts) -> bool:
         """False: kv and ec transfer params come back in whole answers only."""
         return True

@@ -95,6 +95,10 @@ class ScaleOut(Dialect):
             return facts.is_tokenwire and self.options.prefer_msgpack
         return facts.is_tokenwire
 
+    def streams_labels(self, facts: WorkerFacts) -> bool:
+        labelled = facts.is_tokenwire and not facts.capabilities.weight_versions_at_end
+        return labelled and self.options.prefer_msgpack
+
     def streams_transfer_params(self, facts: WorkerFacts) -> bool:
         return facts.is_tokenwire
 
