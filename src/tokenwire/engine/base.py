@@ -272,7 +272,8 @@ class Capabilities:
     content_parts: bool = False
     kv_transfer: bool = False
     ec_transfer: bool = False
-    data_parallel_size: int = 1
+    data_parallel_size: int | None = 1
+    """Replicas that `data_parallel_rank` may name, from 0; None: not known here, whoever runs the request judges."""
     extra_args: bool = False
     """Passes unknown `sampling_params.extra_args` on to something that reads them."""
     controls: frozenset[str] = frozenset()
@@ -400,6 +401,16 @@ class Engine(ABC):
     @abstractmethod
     def status(self) -> EngineStatus:
         """As of now, without asking anybody."""
+
+    @property
+    def replicas(self) -> Sequence[Engine]:
+        """The engines behind this one, by data-parallel rank; itself where there is but one."""
+        return (self,)
+
+    @property
+    def num_open(self) -> int:
+        """Requests of ours whose streams have not ended; 0 where the engine does not count them."""
+        return 0
 
     @abstractmethod
     async def start(self) -> None:

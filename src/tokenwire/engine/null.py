@@ -114,6 +114,10 @@ class NullEngine(Engine):
     def status(self) -> EngineStatus:
         return EngineStatus.PAUSED if self._is_ending and self._status is EngineStatus.READY else self._status
 
+    @property
+    def num_open(self) -> int:
+        return len(self._live)
+
     async def start(self) -> None:
         self._task = asyncio.create_task(self._run(), name="null-engine")
         self._status = EngineStatus.READY

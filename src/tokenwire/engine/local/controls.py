@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from tokenwire.engine.base import Pause, ResetPrefixCache, Resume
-from tokenwire.engine.local.messages import ControlCall, Reply
+from tokenwire.engine.local.messages import ControlCall, Reply, State
 
 if TYPE_CHECKING:
     from tokenwire.engine.local.core import Core
@@ -31,10 +31,15 @@ class PauseControl:
         self.refusing = False
 
     @property
-    def state(self) -> Literal["ready", "frozen", "closed"]:
+    def state(self) -> State:
         if self.refusing:
             return "closed"
         return "frozen" if self.frozen else "ready"
+
+    def begin(self, state: State) -> None:
+        """Start in the state of a core that this one takes the place of."""
+        self.frozen = state == "frozen"
+        self.refusing = state == "closed"
 
     def take(self, client: bytes, message: ControlCall) -> None:
         """Carry out a control message and answer it, now or later."""

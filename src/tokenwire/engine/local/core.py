@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence as Seq
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 from tokenwire.engine.base import EngineInfo, EngineStats, FinishReason
 from tokenwire.engine.local import messages as wire
@@ -69,14 +69,14 @@ class Core:
         self._pause = PauseControl(self)
         self._num_steps = 0
         self._changed = False
-        self._stopping = False
+        self._has_been_attached = False
         self.weight_version = WEIGHT_VERSION
 
     # --- the loop -------------------------------------------------------------------------------------------------
 
-    def run(self) -> None:
-        """Until a `Shutdown` message."""
-        while not self._stopping:
+    def run(self) -> NoReturn:
+        """Until the process is ended."""
+        while True:
             self.turn()
 
     def turn(self) -> None:
@@ -207,13 +207,17 @@ class Core:
             case wire.ControlCall():
                 self._pause.take(client, message)
             case wire.Attach():
-                self._clients.add(client)
-                self._link.send(client, wire.Ready(self._info))
-                self._changed = True
+                self._attach(client, message)
             case wire.Detach():
                 self._detach(client)
-            case wire.Shutdown():
-                self._stopping = True
+
+    def _attach(self, client: bytes, message: wire.Attach) -> None:
+        if not self._has_been_attached:
+            self._has_been_attached = True
+            self._pause.begin(message.state)
+        self._clients.add(client)
+        self._link.send(client, wire.Ready(self._info))
+        self._changed = True
 
     def _add(self, client: bytes, message: wire.Add) -> None:
         if self._pause.refusing:

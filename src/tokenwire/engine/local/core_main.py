@@ -26,7 +26,7 @@ from tokenwire.errors import TokenwireError
 
 
 def main() -> int:
-    """Serve until told to stop; 0 when told, 1 when it could not start."""
+    """Serve until standard input ends; returns 1 when it could not start."""
     started = time.monotonic()
     for wanted in (signal.SIGINT, signal.SIGTERM):
         # Meant for the server, which lets requests finish; terminals and service managers send it to all its processes.
@@ -58,7 +58,6 @@ def main() -> int:
         return 1
     _report(reports, {"ready": round(time.monotonic() - started, 3)})
     core.run()
-    return 0
 
 
 def _claim_stdout() -> IO[str]:

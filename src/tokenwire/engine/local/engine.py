@@ -1,14 +1,13 @@
 """`LocalEngine`: the engine interface over a core process, from the front end's side.
 
-Starts the core, talks to it over the link, and watches it: when it dies every open stream ends with an error, and as
-long as restarts are left a new one is started. Imports neither torch nor transformers.
+Talks to the core over the link and hears from its `CoreSource` what becomes of it: when it dies every open stream ends
+with an error, and when it is back requests are taken again. Imports neither torch nor transformers.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import Iterable
 from typing import Any
 
@@ -20,40 +19,46 @@ from tokenwire.engine.base import (
     EngineStats,
     EngineStatus,
     OutputStream,
+    Pause,
+    Resume,
 )
 from tokenwire.engine.local import messages as wire
-from tokenwire.engine.local.facts import check_folder
+from tokenwire.engine.local.keeper import CoreKeeper, CoreNews, CoreSource
 from tokenwire.engine.local.link import FrontLink
-from tokenwire.engine.local.models import Progress, no_progress, prepare_model
+from tokenwire.engine.local.models import Progress, no_progress
 from tokenwire.engine.local.options import LocalEngineOptions
-from tokenwire.engine.local.process import CoreProcess, describe_exit
 from tokenwire.engine.local.streams import Streams
-from tokenwire.errors import EngineDeadError, EngineUnavailableError, ServiceError, TokenwireError
-
-logger = logging.getLogger(__name__)
+from tokenwire.errors import EngineDeadError, EngineUnavailableError, TokenwireError
 
 ATTACH_TIMEOUT_S = 30.0
 _STATUS_OF = {"ready": EngineStatus.READY, "frozen": EngineStatus.FROZEN, "closed": EngineStatus.PAUSED}
+NOBODY = 0
+"""The call of a message whose answer nobody waits for."""
 _CLOSED = "The engine has been closed."
 
 
 class LocalEngine(Engine):
-    """One core process. `progress` hears of loading: what is being done, and the fraction done."""
+    """One core process: its own, or that of `source`. `progress` hears of loading: what is done, and its fraction."""
 
-    def __init__(self, options: LocalEngineOptions | None = None, *, progress: Progress = no_progress) -> None:
-        self._options = options if options is not None else LocalEngineOptions()
-        self._progress = progress
+    def __init__(
+        self,
+        options: LocalEngineOptions | None = None,
+        *,
+        progress: Progress = no_progress,
+        source: CoreSource | None = None,
+    ) -> None:
+        self._source = source or CoreKeeper(options or LocalEngineOptions(), progress)
         self._status = EngineStatus.STARTING
         self._gauges = wire.Gauges(EngineStats())
+        self._owed: Pause | Resume | None = None
+        """Asked for while the core was away; it hears of it when it is back."""
         self._info: EngineInfo | None = None
-        self._process: CoreProcess | None = None
         self._link: FrontLink | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._streams = Streams(self._end_early)
         self._calls: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._next_call = 0
-        self._ready: asyncio.Future[EngineInfo] | None = None
-        self._restarts_left = self._options.restarts
+        self._ready: asyncio.Future[None] | None = None
         self._closed = False
 
     # --- Engine ---------------------------------------------------------------------------------------------------
@@ -72,14 +77,27 @@ class LocalEngine(Engine):
 
     @property
     def pid(self) -> int | None:
-        """The core's process id, while it runs."""
-        return self._process.pid if self._process is not None else None
+        """The core's process id, while it runs and is our own."""
+        return self._source.pid if isinstance(self._source, CoreKeeper) else None
+
+    @property
+    def num_open(self) -> int:
+        return len(self._streams)
 
     async def start(self) -> None:
         if self._watcher is not None:
             return
-        await self._bring_up()
-        self._watcher = asyncio.create_task(self._watch(), name="local-engine-watch")
+        self._ready = asyncio.get_running_loop().create_future()
+        try:
+            self._connect(await self._source.first())
+            self._watcher = asyncio.create_task(self._watch(), name="local-engine-watch")
+            await asyncio.wait_for(self._ready, ATTACH_TIMEOUT_S)
+        except BaseException as exc:
+            await self._end()
+            if isinstance(exc, TimeoutError):
+                message = f"The engine process did not answer within {ATTACH_TIMEOUT_S:g} s."
+                raise EngineUnavailableError(message) from exc
+            raise
 
     async def close(self) -> None:
         if self._closed:
@@ -88,14 +106,8 @@ class LocalEngine(Engine):
         self._status = EngineStatus.DEAD
         self._fail_open(EngineUnavailableError(_CLOSED))
         if self._link is not None:
-            self._link.send(wire.Shutdown())
-        if self._watcher is not None:
-            self._watcher.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._watcher
-        if self._process is not None:
-            await self._process.stop()
-        self._disconnect()
+            self._link.send(wire.Detach())
+        await self._end()
 
     def generate(self, request: EngineRequest) -> OutputStream:
         """Raises `EngineUnavailableError` or `EngineDeadError` when no request can be taken now."""
@@ -148,10 +160,21 @@ class LocalEngine(Engine):
     async def control(self, message: Control) -> dict[str, Any]:
         if not isinstance(message, wire.CONTROLS):
             return await super().control(message)
+        if self._status is EngineStatus.RESTARTING:
+            return self._note(message)
         link = self._serving_link()
         call, answer = self._open_call()
         link.send(wire.ControlCall(call, message))  # type: ignore[arg-type]  # one of CONTROLS
         return await answer
+
+    def _note(self, message: Control) -> dict[str, Any]:
+        """A control message while the core is away: nothing runs and nothing is cached, so it is as good as done."""
+        if not isinstance(message, Pause | Resume):
+            return {"success": True}
+        self._owed = message
+        state = _state_after(message)
+        self._gauges = wire.Gauges(EngineStats(), state)
+        return {"status": "resumed" if state == "ready" else "paused"}
 
     # --- the core's messages --------------------------------------------------------------------------------------
 
@@ -169,8 +192,13 @@ class LocalEngine(Engine):
                     else:
                         answer.set_exception(EngineUnavailableError(message.error))
             case wire.Ready():
+                self._info = message.info
+                self._status = EngineStatus.READY
+                if self._owed is not None and self._link is not None:
+                    self._link.send(wire.ControlCall(NOBODY, self._owed))
+                    self._owed = None
                 if self._ready is not None and not self._ready.done():
-                    self._ready.set_result(message.info)
+                    self._ready.set_result(None)
 
     def _open_call(self) -> tuple[int, asyncio.Future[dict[str, Any]]]:
         self._next_call += 1
@@ -191,56 +219,26 @@ class LocalEngine(Engine):
 
     # --- life of the core -----------------------------------------------------------------------------------------
 
-    async def _bring_up(self) -> None:
-        folder = await asyncio.to_thread(prepare_model, self._options.model, progress=self._progress)
-        await asyncio.to_thread(check_folder, folder, self._options)
-        self._process = process = await CoreProcess.start(folder, self._options, self._progress)
-        try:
-            self._info = await self._attach(process.address)
-        except BaseException:
-            self._disconnect()
-            await process.stop(patience_s=0.0)
-            raise
-        self._status = EngineStatus.READY
-
-    async def _attach(self, address: str) -> EngineInfo:
-        """Connect to the core and hear what it is."""
-        self._ready = asyncio.get_running_loop().create_future()
+    def _connect(self, address: str) -> None:
+        """Attach to a core; it serves once its `Ready` is there."""
         self._link = FrontLink(address, self._on_message)
-        self._link.send(wire.Attach())
-        try:
-            info = await asyncio.wait_for(self._ready, ATTACH_TIMEOUT_S)
-        except TimeoutError as exc:
-            raise EngineUnavailableError(f"The engine process did not answer within {ATTACH_TIMEOUT_S:g} s.") from exc
-        if self._closed:
-            raise EngineUnavailableError(_CLOSED)
-        return info
+        self._link.send(wire.Attach(self._gauges.state))
 
     async def _watch(self) -> None:
-        """Wait for the core's death, again after every restart, until none is left."""
-        while self._process is not None:
-            code = await self._process.wait()
-            may_restart = self._restarts_left > 0
-            self._status = EngineStatus.RESTARTING if may_restart else EngineStatus.DEAD
-            logger.error("the engine process died (%s)", describe_exit(code))
-            self._disconnect()
-            if may_restart:
-                self._fail_open(EngineUnavailableError("The engine process died and is being restarted."))
-                await self._restart()
+        while True:
+            news = await self._source.next()
+            if news.address is None:
+                self._lost(news)
             else:
-                self._fail_open(EngineDeadError(f"The engine process died ({describe_exit(code)})."))
+                self._connect(news.address)
 
-    async def _restart(self) -> None:
-        while self._restarts_left > 0:
-            self._restarts_left -= 1
-            try:
-                await self._bring_up()
-            except Exception as exc:  # whatever it is, requests must not wait for a restart that nobody tries
-                logger.error("the engine could not be restarted: %s", exc, exc_info=not isinstance(exc, ServiceError))
-            else:
-                logger.warning("the engine is back, %d restarts left", self._restarts_left)
-                return
-        self._status = EngineStatus.DEAD
+    def _lost(self, news: CoreNews) -> None:
+        self._status = EngineStatus.RESTARTING if news.will_return else EngineStatus.DEAD
+        self._disconnect()
+        if news.will_return:
+            self._fail_open(EngineUnavailableError("The engine process died and is being restarted."))
+        else:
+            self._fail_open(EngineDeadError(f"The engine process died ({news.reason})."))
 
     def _fail_open(self, error: TokenwireError) -> None:
         self._streams.fail_all(error)
@@ -248,12 +246,26 @@ class LocalEngine(Engine):
         for answer in calls.values():
             if not answer.done():
                 answer.set_exception(error)
+        if self._ready is not None and not self._ready.done():
+            self._ready.set_exception(error)
+
+    async def _end(self) -> None:
+        if self._watcher is not None:
+            self._watcher.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._watcher
+            self._watcher = None
+        self._disconnect()
+        await self._source.close()
 
     def _disconnect(self) -> None:
         if self._link is not None:
             self._link.close()
             self._link = None
-        if self._process is not None:
-            self._process.forget()
-            self._process = None
-        self._gauges = wire.Gauges(EngineStats())
+        self._gauges = wire.Gauges(EngineStats(), self._gauges.state)  # a pause outlives the core
+
+
+def _state_after(message: Pause | Resume) -> wire.State:
+    if isinstance(message, Resume):
+        return "ready"
+    return "frozen" if message.mode == "keep" else "closed"

@@ -35,8 +35,15 @@ CONTROLS: tuple[type[Control], ...] = (Pause, Resume, ResetPrefixCache)
 # --- front end to core ------------------------------------------------------------------------------------------
 
 
+State = Literal["ready", "frozen", "closed"]
+"""Does a core take requests? frozen: they queue; closed: they are refused."""
+
+
 class Attach(msgspec.Struct, frozen=True, tag="attach"):
     """A front end wants to talk; answered by `Ready`."""
+
+    state: State = "ready"
+    """That of the core before this one: a pause outlives a restart. Only the first front end is asked."""
 
 
 class Detach(msgspec.Struct, frozen=True, tag="detach"):
@@ -88,11 +95,7 @@ class ControlCall(msgspec.Struct, frozen=True, tag="control"):
     control: AnyControl
 
 
-class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
-    """End the core process."""
-
-
-ToCore = Attach | Detach | Add | Abort | Stop | Probe | ControlCall | Shutdown
+ToCore = Attach | Detach | Add | Abort | Stop | Probe | ControlCall
 
 
 # --- core to front end ------------------------------------------------------------------------------------------
@@ -145,8 +148,7 @@ class Gauges(msgspec.Struct, frozen=True, array_like=True):
     """The numbers of `EngineStats`, and whether the core takes requests. Only grows at the end."""
 
     stats: EngineStats
-    state: Literal["ready", "frozen", "closed"] = "ready"
-    """frozen: requests queue; closed: they are refused."""
+    state: State = "ready"
 
 
 class Step(msgspec.Struct, frozen=True, tag="step", kw_only=True, omit_defaults=True):

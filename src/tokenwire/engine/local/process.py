@@ -80,7 +80,9 @@ class CoreProcess:
         return await self._process.wait()
 
     async def stop(self, *, patience_s: float = STOP_PATIENCE_S) -> None:
-        """Wait a little for it to end by itself, then kill it; removes what it leaves behind."""
+        """Close its standard input, which ends it; kill it if it still lives then; remove what it leaves behind."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
         try:
             await asyncio.wait_for(self._process.wait(), patience_s)
         except TimeoutError:

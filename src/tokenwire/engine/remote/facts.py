@@ -76,21 +76,21 @@ def _max_logprobs(workers: Sequence[WorkerFacts]) -> int:
 
 
 def common(capabilities: Sequence[Capabilities]) -> Capabilities:
-    """What every one of them can do; data-parallel ranks are those of the widest."""
+    """What every one of them can do. Ranks are passed on: only the worker that gets a request knows which it has."""
     if not capabilities:
-        return Capabilities()
+        return Capabilities(data_parallel_size=None)
     result = capabilities[0]
     for other in capabilities[1:]:
         result = replace(
             result, **{f.name: _meet(getattr(result, f.name), getattr(other, f.name)) for f in fields(Capabilities)}
         )
-    return replace(result, cache_probe=False)
+    return replace(result, cache_probe=False, data_parallel_size=None)
 
 
 def _meet(a: Any, b: Any) -> Any:
     if isinstance(a, frozenset):
         return a & b
-    return (a and b) if isinstance(a, bool) else max(a, b)
+    return (a and b) if isinstance(a, bool) else a
 
 
 def folder_facts(folder: Path) -> dict[str, Any]:
