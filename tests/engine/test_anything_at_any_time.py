@@ -1,4 +1,4 @@
-"""Requests, aborts, stops, pauses, resets and new weight labels in any order, on a crowded core.
+"""Requests, aborts, stops, pauses, resets and new weight labels in any order, on a crowded core that may speculate.
 
 1. A sequence that ends by itself has the ids and scores that it has alone; one that was ended early has a beginning
    of them.
@@ -19,12 +19,20 @@ import pytest
 from tests.engine.harness import Harness
 from tokenwire.engine.base import EngineOutput, Pause, ResetPrefixCache, Resume
 from tokenwire.engine.local import messages as wire
+from tokenwire.engine.local.options import NgramOptions
 
 BASE = [11, 22, 33, 44, 55, 66, 77, 88, 9, 10, 13, 14, 15, 16, 17, 18, 19, 20, 21, 23, 24, 25]
 CROWDED: tuple[dict[str, Any], ...] = (
     {"num_kv_blocks": 34, "max_num_seqs": 4, "max_num_batched_tokens": 7},
     {"num_kv_blocks": 34, "max_num_seqs": 6, "max_num_batched_tokens": 64, "scheduling_policy": "fcfs"},
     {"num_kv_blocks": 40, "max_num_seqs": 3, "max_num_batched_tokens": 16, "enable_prefix_caching": False},
+    {"num_kv_blocks": 34, "max_num_seqs": 4, "max_num_batched_tokens": 7, "speculative": NgramOptions()},
+    {
+        "num_kv_blocks": 40,
+        "max_num_seqs": 6,
+        "max_num_batched_tokens": 64,
+        "speculative": NgramOptions(num_speculative_tokens=7, lookup_min=1, lookup_max=3),
+    },
 )
 
 Ask = tuple[tuple[int, ...], tuple[tuple[str, Any], ...]]

@@ -331,6 +331,15 @@ class EngineStats:
     """Prompt tokens found."""
     num_steps: int = 0
     num_waiting_tokens: int = 0
+    num_drafts: int = 0
+    """Speculative decoding: guesses that were verified, each of one or more tokens."""
+    num_draft_tokens: int = 0
+    accepted_per_position: tuple[int, ...] = ()
+    """Accepted guesses by place in the draft, as many as a draft may have; empty without speculation."""
+
+    @property
+    def num_accepted_draft_tokens(self) -> int:
+        return sum(self.accepted_per_position)
 
 
 # --- control ----------------------------------------------------------------------------------------------------

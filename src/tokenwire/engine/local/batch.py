@@ -31,13 +31,14 @@ class StepBatch:
     positions: torch.Tensor  # [T], int64
     slots: torch.Tensor  # [T], int64: where each token's K/V are written
     num_decodes: int
+    """Rows with one query each: the newest token of a sequence, or a guess of what follows it."""
     decode_tables: torch.Tensor  # [D, blocks], int32
     decode_lens: torch.Tensor  # [D], int32: context length, the new token included
     max_decode_len: int
     prefills: list[Prefill]
     logit_rows: torch.Tensor  # [R], int64: rows of the batch whose logits are needed
     sample_rows: list[tuple[Chunk, int]]
-    """Chunks that sample, with their row among the logits."""
+    """Chunks that sample, with their row among the logits; those of its guesses follow."""
     score_rows: list[tuple[Chunk, int, int]]
     """Chunks with prompt scores, with their half open range among the logits."""
 
@@ -46,15 +47,17 @@ def build_batch(chunks: Seq[Chunk], tables: NDArray[np.int32], block_size: int, 
     """Lay out `chunks`; `tables` [rows, blocks] are the scheduler's block tables."""
     decodes = [c for c in chunks if c.num_tokens == 1]
     others = [c for c in chunks if c.num_tokens > 1]
-    num_decodes = len(decodes)
+    rows = np.array([c.sequence.row for c in decodes], dtype=np.int64)
+    starts = np.array([c.sequence.num_computed for c in decodes], dtype=np.int64)
+    newest = [c.sequence.token_ids[c.sequence.num_computed] for c in decodes]
+    if any(c.draft for c in decodes):
+        rows, starts, newest = _with_guesses(decodes, rows, starts, newest)
+    num_decodes = len(rows)
     total = num_decodes + sum(c.num_tokens for c in others)
     token_ids = np.empty(total, dtype=np.int64)
     positions = np.empty(total, dtype=np.int64)
     slots = np.empty(total, dtype=np.int64)
-
-    rows = np.array([c.sequence.row for c in decodes], dtype=np.int64)
-    starts = np.array([c.sequence.num_computed for c in decodes], dtype=np.int64)
-    token_ids[:num_decodes] = [c.sequence.token_ids[c.sequence.num_computed] for c in decodes]
+    token_ids[:num_decodes] = newest
     positions[:num_decodes] = starts
     slots[:num_decodes] = tables[rows, starts // block_size].astype(np.int64) * block_size + starts % block_size
     longest = int(starts.max()) + 1 if num_decodes else 0
@@ -79,6 +82,22 @@ def build_batch(chunks: Seq[Chunk], tables: NDArray[np.int32], block_size: int, 
         sample_rows=samples,
         score_rows=scores,
     )
+
+
+def _with_guesses(
+    decodes: Seq[Chunk], rows: NDArray[np.int64], starts: NDArray[np.int64], newest: list[int]
+) -> tuple[NDArray[np.int64], NDArray[np.int64], list[int]]:
+    """Rows, positions and ids with every decode's guesses behind it, one row each.
+
+    Each row sees the rows before it, since K/V of a step are written before its attention runs.
+    """
+    widths = np.array([c.num_rows for c in decodes], dtype=np.int64)
+    offsets = np.arange(widths.sum()) - (widths.cumsum() - widths).repeat(widths)
+    ids: list[int] = []
+    for chunk, token_id in zip(decodes, newest, strict=True):
+        ids.append(token_id)
+        ids += chunk.draft
+    return rows.repeat(widths), starts.repeat(widths) + offsets, ids
 
 
 def _lay_out(
@@ -112,10 +131,11 @@ def _logit_rows(
     samples: list[tuple[Chunk, int]] = []
     at = 0
     for chunk in chunks:
-        at += chunk.num_tokens
+        last = at + chunk.num_tokens - 1
+        at += chunk.num_rows
         if chunk.samples:
             samples.append((chunk, len(rows)))
-            rows.append(at - 1)
+            rows += range(last, at)
     scores: list[tuple[Chunk, int, int]] = []
     at = 0
     for chunk in chunks:
@@ -124,5 +144,5 @@ def _logit_rows(
             first = at + chunk.score_start - chunk.sequence.num_computed
             scores.append((chunk, len(rows), len(rows) + count))
             rows += range(first, first + count)
-        at += chunk.num_tokens
+        at += chunk.num_rows
     return np.array(rows, dtype=np.int64), samples, scores

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
+import msgspec
 import torch
 
 from tokenwire.engine.base import EngineInfo
@@ -22,6 +23,7 @@ from tokenwire.engine.local.reasoning import Reasoning
 from tokenwire.engine.local.runner import ModelRunner
 from tokenwire.engine.local.sampling import LogprobsMode
 from tokenwire.engine.local.scheduler import Scheduler, SchedulerConfig
+from tokenwire.engine.local.speculation import Drafter
 
 MAX_SCORE_BYTES = 64 << 20
 """Memory of the logits that score prompts in one step."""
@@ -46,7 +48,7 @@ def build_core(folder: Path, options: LocalEngineOptions, link: Link, progress: 
     return Core(
         link,
         runner,
-        Scheduler(config, pool),
+        Scheduler(config, pool, None if options.speculative is None else Drafter(options.speculative)),
         Intake(folder, facts, options, reasoning),
         Grammars(folder, facts, reasoning),
         FinishRules(facts.eos_token_ids, facts.max_model_len),
@@ -90,6 +92,7 @@ def _info(
             "num_threads": torch.get_num_threads(),
             "fused": runner.is_fused,
             "model_class": type(runner.model).__name__,
+            "speculative": None if options.speculative is None else msgspec.to_builtins(options.speculative),
             "load_time_s": round(runner.load_time_s, 2),
         },
     )

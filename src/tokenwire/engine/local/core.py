@@ -127,8 +127,8 @@ class Core:
 
     # --- ModelStep's receiver -------------------------------------------------------------------------------------
 
-    def accept(self, sequences: Seq[Sequence], result: SampleOutput) -> None:
-        """Append, and send or finish."""
+    def accept(self, sequences: Seq[Sequence], result: SampleOutput, followed: Seq[bool] | None) -> None:
+        """Append, and send or finish. What is followed by more in the same step is sent with that."""
         version = self.weight_version
         for row, (sequence, token_id) in enumerate(zip(sequences, result.token_ids.tolist(), strict=True)):
             request = sequence.request
@@ -141,7 +141,8 @@ class Core:
             sequence.label_token(version)
             end = self._rules.check(request.params, request.max_tokens, sequence.token_ids, sequence.num_prompt)
             if end is None:
-                self._outputs.token(sequence, result.logprobs[row], result.masks[row])
+                more = followed is not None and followed[row]
+                self._outputs.token(sequence, result.logprobs[row], result.masks[row], followed=more)
             else:
                 reason, stop_reason = end
                 self._outputs.finish(
@@ -230,6 +231,9 @@ class Core:
             return
         self._requests[request.key] = request
         self._samplers.update(samplers)
+        if self._scheduler.drafter is not None:
+            for sequence in request.sequences:
+                sequence.drafts = self._scheduler.drafter.new_state()
         if not self._grammars.hold(request, samplers):
             self._begin(request)
 
@@ -284,6 +288,7 @@ class Core:
         scheduler = self._scheduler
         num_running = len(scheduler.running)
         waiting_tokens = sum(s.num_to_compute for s in scheduler.waiting)
+        figures = None if scheduler.drafter is None else scheduler.drafter.figures
         return wire.Gauges(
             EngineStats(
                 num_running=num_running,
@@ -294,6 +299,9 @@ class Core:
                 prefix_cache_hits=scheduler.prefix_hits,
                 num_steps=self._num_steps,
                 num_waiting_tokens=waiting_tokens,
+                num_drafts=0 if figures is None else figures.num_drafts,
+                num_draft_tokens=0 if figures is None else figures.num_draft_tokens,
+                accepted_per_position=() if figures is None else tuple(figures.accepted_per_position),
             ),
             self._pause.state,
         )

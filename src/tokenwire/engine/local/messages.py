@@ -120,6 +120,14 @@ class PromptNews(msgspec.Struct, frozen=True, array_like=True, omit_defaults=Tru
     id_scores: bytes | None = None  # float32 [rows, id_width]
 
 
+class Speculation(msgspec.Struct, frozen=True, array_like=True):
+    """`SpecDecodeStats` of a sequence. Only grows at the end."""
+
+    num_spec_tokens: int
+    drafted: bytes  # uint8 [verifications]
+    accepted: bytes  # uint8 [verifications]
+
+
 class Detail(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What row `row` of a step has beyond tokens."""
 
@@ -132,6 +140,7 @@ class Detail(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     masks: list[bytes] | None = None  # int32, one per token
     versions: list[WeightSpan] | None = None
     prompt: PromptNews | None = None
+    speculation: Speculation | None = None
 
 
 class Refusal(msgspec.Struct, frozen=True, array_like=True):

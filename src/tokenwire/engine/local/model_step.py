@@ -37,8 +37,8 @@ FATAL = (torch.OutOfMemoryError, getattr(torch, "AcceleratorError", torch.OutOfM
 class Receiver(Protocol):
     """Who takes what a step brings."""
 
-    def accept(self, sequences: Seq[Sequence], result: SampleOutput) -> None:
-        """Row i of the result is the next token of sequence i."""
+    def accept(self, sequences: Seq[Sequence], result: SampleOutput, followed: Seq[bool] | None) -> None:
+        """Row i of the result is the next token of sequence i; `followed`: if it goes on, then within this step."""
 
     def fail(self, request: Request, exc: Exception) -> None:
         """End a request that cannot go on."""
@@ -102,18 +102,64 @@ class ModelStep:
         rows, sequences = self._sampling_rows(batch)
         if not sequences:
             return
+        drafts = {chunk.sequence: chunk.draft for chunk, _ in batch.sample_rows if chunk.draft}
+        if drafts:
+            self._verify(logits, rows, sequences, drafts)
+        else:
+            self._sample(logits, rows, sequences, None)
+
+    def _verify(
+        self, logits: torch.Tensor, rows: list[int], sequences: list[Sequence], drafts: Mapping[Sequence, Seq[int]]
+    ) -> None:
+        """Sample position after position, each for all sequences whose guesses were right so far.
+
+        So every token is sampled from the model's own distribution, with all that depends on the tokens before it, and
+        by the random number of its position: exactly as without guesses.
+        """
+        drafter = self._scheduler.drafter
+        assert drafter is not None
+        for sequence, draft in drafts.items():
+            drafter.verifying(sequence, len(draft))
+        place = 0
+        while sequences:
+            guesses = [_guess_at(drafts.get(sequence, ()), place) for sequence in sequences]
+            right = self._sample(logits, [row + place for row in rows], sequences, guesses)
+            kept = [i for i in right if sequences[i].state is SequenceState.RUNNING]
+            for i in kept:
+                self._scheduler.keep_guess(sequences[i])
+            rows, sequences = [rows[i] for i in kept], [sequences[i] for i in kept]
+            place += 1
+
+    def _sample(
+        self, logits: torch.Tensor, rows: list[int], sequences: list[Sequence], guesses: list[int | None] | None
+    ) -> list[int]:
+        """One token for each of the sequences, from their rows of the logits; returns where it was the guess."""
         picked = logits if rows == list(range(len(logits))) else logits[torch.tensor(rows, device=logits.device)]
         samplers = [self._samplers[s] for s in sequences]
         try:
             result = sample(picked, samplers, logprobs_mode=self._logprobs_mode)
         except (ValueError, RuntimeError, InvalidRequestError) as exc:
             logger.exception("sampling failed; trying row by row")
-            self._sample_one_by_one(picked, sequences, exc)
-            return
-        self._receiver.accept(sequences, result)
+            return self._sample_one_by_one(picked, sequences, guesses, exc)
+        return self._accept(sequences, result, guesses)
 
-    def _sample_one_by_one(self, logits: torch.Tensor, sequences: Seq[Sequence], cause: Exception) -> None:
+    def _accept(self, sequences: list[Sequence], result: SampleOutput, guesses: list[int | None] | None) -> list[int]:
+        if guesses is None:
+            self._receiver.accept(sequences, result, None)
+            return []
+        followed = [g == token_id for g, token_id in zip(guesses, result.token_ids.tolist(), strict=True)]
+        right = [i for i, is_right in enumerate(followed) if is_right]
+        for i in right:
+            assert self._scheduler.drafter is not None
+            self._scheduler.drafter.was_right(sequences[i])
+        self._receiver.accept(sequences, result, followed)
+        return right
+
+    def _sample_one_by_one(
+        self, logits: torch.Tensor, sequences: list[Sequence], guesses: list[int | None] | None, cause: Exception
+    ) -> list[int]:
         """Like `_one_by_one`. A row that is adjusted may have been, in place: it cannot be tried again."""
+        right = []
         for row, sequence in enumerate(sequences):
             if sequence.state is not SequenceState.RUNNING:
                 continue
@@ -126,7 +172,9 @@ class ModelStep:
             except (ValueError, RuntimeError, InvalidRequestError) as exc:
                 self._receiver.fail(sequence.request, exc)
                 continue
-            self._receiver.accept([sequence], result)
+            if self._accept([sequence], result, None if guesses is None else guesses[row : row + 1]):
+                right.append(row)
+        return right
 
     def _sampling_rows(self, batch: StepBatch) -> tuple[list[int], list[Sequence]]:
         """Logit row and sequence of every token to sample; a finished prompt also serves its request's siblings."""
@@ -151,6 +199,10 @@ class ModelStep:
         if copy[0] >= 0:
             self._runner.cache.copy_block(*copy)
         return True
+
+
+def _guess_at(draft: Seq[int], place: int) -> int | None:
+    return draft[place] if place < len(draft) else None
 
 
 def _score_prompt(chunk: Chunk, logits: torch.Tensor) -> None:

@@ -7,6 +7,17 @@ from typing import Any, Literal
 import msgspec
 
 
+class NgramOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Speculative decoding by prompt lookup. Numbers of tokens; 1 <= `lookup_min` <= `lookup_max`."""
+
+    num_speculative_tokens: int = 4
+    """The longest guess."""
+    lookup_min: int = 2
+    """How many of the newest tokens must stand somewhere earlier for a guess to be made."""
+    lookup_max: int = 4
+    """Of several such places the one that agrees longest counts; so far back is agreement looked at."""
+
+
 class LocalEngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Sizes in tokens unless the name says otherwise; None: chosen from the model and the machine."""
 
@@ -51,6 +62,8 @@ class LocalEngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What the model writes when its reasoning begins; with `reasoning_end`, thinking budgets work."""
     reasoning_end: str | None = None
     """What it writes when its reasoning ends; grammars hold from there on."""
+    speculative: NgramOptions | None = None
+    """Guess the next tokens and verify them together; None: one token a step."""
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):

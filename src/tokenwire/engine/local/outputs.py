@@ -18,6 +18,7 @@ from tokenwire.engine.local.messages import (
     PromptNews,
     Refusal,
     Scores,
+    Speculation,
     Step,
     pack_ids,
     pack_prompt,
@@ -47,11 +48,18 @@ class OutputBuffer:
     def refuse(self, client: bytes, refusal: Refusal) -> None:
         self._of(client).refusals.append(refusal)
 
-    def token(self, sequence: Sequence, logprobs: Logprobs | None, mask: NDArray[np.int32] | None) -> None:
-        """The sequence has a new token, already appended, and goes on."""
+    def token(
+        self,
+        sequence: Sequence,
+        logprobs: Logprobs | None,
+        mask: NDArray[np.int32] | None,
+        *,
+        followed: bool = False,
+    ) -> None:
+        """The sequence has a new token, already appended, and goes on; `followed`: with another in this same step."""
         _hold(sequence, logprobs, mask)
         request = sequence.request
-        if not request.stream:
+        if followed or not request.stream:
             return
         num_new = sequence.num_output - sequence.num_sent
         if sequence.num_sent == 0 or num_new >= request.stream_interval:
@@ -125,6 +133,7 @@ class OutputBuffer:
                     scores=_take_scores(sequence),
                     masks=_take_masks(sequence),
                     versions=None if reason is None else sequence.weight_spans(),
+                    speculation=None if reason is None else _speculation(sequence),
                     prompt=prompt,
                 )
             )
@@ -149,6 +158,13 @@ def _take_scores(sequence: Sequence) -> Scores | None:
 def _take_masks(sequence: Sequence) -> list[bytes] | None:
     held, sequence.held_masks = sequence.held_masks, []
     return [mask.astype("<i4").tobytes() for mask in held] if held else None
+
+
+def _speculation(sequence: Sequence) -> Speculation | None:
+    drafts = sequence.drafts
+    if drafts is None:
+        return None
+    return Speculation(drafts.num_spec_tokens, bytes(drafts.drafted), bytes(drafts.accepted))
 
 
 def _prompt_news(request: Request) -> PromptNews | None:

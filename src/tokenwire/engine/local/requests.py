@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,9 @@ from tokenwire.engine.local.blocks import block_hash, media_key
 from tokenwire.engine.local.prompt_scores import PromptScores
 from tokenwire.wire.media import MultiModalFeatures
 from tokenwire.wire.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from tokenwire.engine.local.speculation import DraftState
 
 
 @dataclass(slots=True, frozen=True)
@@ -83,6 +87,8 @@ class Sequence:
     """Output tokens already sent to the front end."""
     held_logprobs: list[Logprobs] = field(default_factory=list)
     held_masks: list[NDArray[np.int32]] = field(default_factory=list)
+    drafts: DraftState | None = None
+    """None without speculative decoding."""
 
     @property
     def num_prompt(self) -> int:

@@ -9,8 +9,9 @@ holds at least one sequence of the maximum length, the most urgent one can alway
 from __future__ import annotations
 
 from collections.abc import Iterable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,9 @@ from tokenwire.engine.local.blocks import BlockPool, block_hash, media_key
 from tokenwire.engine.local.requests import Sequence, SequenceState
 from tokenwire.engine.local.waiting import make_queue, urgency
 from tokenwire.wire.media import MultiModalFeatures
+
+if TYPE_CHECKING:
+    from tokenwire.engine.local.speculation import Drafter
 
 
 @dataclass(slots=True, frozen=True)
@@ -31,6 +35,8 @@ class SchedulerConfig:
     max_score_rows: int = 256
     """Prompt positions whose scores are wanted, per step: bounds the [rows, vocab] logits."""
     policy: Literal["fcfs", "priority"] = "priority"
+    max_drafting_rows: int = 16
+    """Decodes and guessed tokens of one step, as long as there are fewer decodes: so many rows cost little more."""
 
 
 @dataclass(slots=True)
@@ -42,6 +48,13 @@ class Chunk:
     score_start: int = 0
     score_stop: int = 0
     """Positions whose logits score the prompt, half open; empty for most."""
+    draft: Seq[int] = ()
+    """Guesses of the tokens that follow, to be computed along with a decode; they are no part of the sequence yet."""
+
+    @property
+    def num_rows(self) -> int:
+        """Tokens to compute, guesses included."""
+        return self.num_tokens + len(self.draft)
 
     @property
     def samples(self) -> bool:
@@ -52,11 +65,12 @@ class Chunk:
 class Scheduler:
     """Continuous batching over one block pool. `block_tables` [max_num_seqs, blocks] has a row per running sequence."""
 
-    def __init__(self, config: SchedulerConfig, pool: BlockPool) -> None:
+    def __init__(self, config: SchedulerConfig, pool: BlockPool, drafter: Drafter | None = None) -> None:
         if pool.num_blocks * pool.block_size < config.max_model_len:
             raise ValueError("the pool must hold one sequence of max_model_len")
         self.config = config
         self.pool = pool
+        self.drafter = drafter
         self.waiting = make_queue(config.policy)
         self.running: list[Sequence] = []
         self.num_preemptions = 0
@@ -136,6 +150,11 @@ class Scheduler:
                 sequence.num_computed += chunk.num_tokens
                 self._register(sequence)
 
+    def keep_guess(self, sequence: Sequence) -> None:
+        """The guess after the computed tokens was right: it is one of them now."""
+        sequence.num_computed += 1
+        self._register(sequence)
+
     def cached_blocks(self, sequence: Sequence) -> list[int]:
         """Known blocks that the sequence may start from: never its last token, never a position with scores."""
         if not self.pool.caching or sequence.request.params.skip_reading_prefix_cache:
@@ -209,6 +228,11 @@ class Scheduler:
         self._extend(sequence, self.pool.allocate(missing))
         return True
 
+    def _spare_slots(self, sequence: Sequence) -> int:
+        """How many guesses find slots behind the newest token; nobody is preempted or held up for them."""
+        num_blocks = len(sequence.blocks) + max(0, self.pool.num_free - len(self.running))
+        return num_blocks * self.pool.block_size - sequence.num_computed - 1
+
     def _least_urgent(self) -> Sequence:
         return max(self.running, key=urgency) if self.config.policy == "priority" else self.running[-1]
 
@@ -252,8 +276,15 @@ class _StepPlan:
         scheduler = self._scheduler
         order = sorted(scheduler.running, key=urgency) if scheduler.config.policy == "priority" else scheduler.running
         # Decodes first: a long prompt takes what they leave, instead of stalling every stream.
-        order = [s for s in order if s.num_to_compute == 1] + [s for s in order if s.num_to_compute > 1]
-        for sequence in order:
+        prefills = [s for s in order if s.num_to_compute > 1]
+        self._fill_with([s for s in order if s.num_to_compute == 1])
+        if scheduler.drafter is not None and self._chunks:
+            self._guess(scheduler.drafter)
+        self._fill_with(prefills)
+
+    def _fill_with(self, sequences: Iterable[Sequence]) -> None:
+        scheduler = self._scheduler
+        for sequence in sequences:
             if self._budget == 0:
                 return
             if sequence.state is not SequenceState.RUNNING:  # preempted a moment ago, for a more urgent one
@@ -261,6 +292,25 @@ class _StepPlan:
             chunk = self._chunk(sequence)
             if chunk is not None and scheduler._grow(sequence, chunk.num_tokens):
                 self._take(chunk)
+
+    def _guess(self, drafter: Drafter) -> None:
+        """Give decodes guesses, as deep for each as rows allow: a first guess is likelier right than a second."""
+        rows = min(self._budget, self._scheduler.config.max_drafting_rows - len(self._chunks))
+        if rows <= 0:
+            return
+        drafts = [(chunk, draft) for chunk in self._chunks if (draft := self._draft(drafter, chunk))]
+        depth = max((len(draft) for _, draft in drafts), default=0)
+        while sum(min(depth, len(draft)) for _, draft in drafts) > rows:
+            depth -= 1
+        for chunk, draft in drafts:
+            chunk.draft = draft[: min(depth, self._scheduler._spare_slots(chunk.sequence))]
+            self._scheduler._grow(chunk.sequence, chunk.num_rows)
+            self._budget -= len(chunk.draft)
+
+    def _draft(self, drafter: Drafter, chunk: Chunk) -> list[int]:
+        sequence = chunk.sequence
+        is_plain = sequence.state is SequenceState.RUNNING and chunk.score_stop == chunk.score_start
+        return drafter.propose(sequence) if is_plain else []
 
     def _fill_waiting(self) -> None:
         scheduler = self._scheduler

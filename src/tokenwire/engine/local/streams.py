@@ -7,7 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
-from tokenwire.engine.base import EngineOutput
+from tokenwire.engine.base import EngineOutput, SpecDecodeStats
 from tokenwire.engine.local.messages import Detail, Refusal, Step, unpack_ids, unpack_prompt, unpack_scores
 from tokenwire.engine.queue import RequestQueue
 from tokenwire.errors import EngineUnavailableError, InvalidRequestError, TokenwireError
@@ -117,6 +117,9 @@ def _add_detail(output: EngineOutput, detail: Detail) -> None:
         output.sampling_mask = [np.frombuffer(mask, np.int32) for mask in detail.masks]
     if detail.prompt is not None:
         output.prompt = unpack_prompt(detail.prompt)
+    if detail.speculation is not None:
+        found = detail.speculation
+        output.spec_decode = SpecDecodeStats(found.num_spec_tokens, list(found.drafted), list(found.accepted))
 
 
 def _refusal_error(refusal: Refusal) -> TokenwireError:
