@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tokenwire.commands.engines import make_engine
+from tokenwire.commands.memory import release_start_up_memory
 from tokenwire.commands.progress import LoadProgress
 from tokenwire.commands.tokenizers import load_tokenizer, tokenizer_folder, wants_tokenizer
 from tokenwire.engine.base import Engine
@@ -70,7 +71,9 @@ async def _open(
         tokenizer, _ = await asyncio.gather(load_tokenizer(model, folder), _start(engine))
     server = build_server(settings, engine, tokenizer=tokenizer, model_name=_default_name(settings))
     process.server = server
-    gate.open(create_app(server))
+    app = create_app(server)
+    release_start_up_memory()
+    gate.open(app)
     return server.models.name
 
 
