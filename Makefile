@@ -9,8 +9,10 @@ TORCH_ARGS ?=
 # `make serve MODEL=/weights ARGS="--port 9000"`
 MODEL ?=
 ARGS ?=
+VLLM_PYTHON ?=
+LLAMA_SERVER ?=
 
-.PHONY: setup serve test test-slow test-vllm check format bench docs lock help
+.PHONY: setup serve test test-slow test-vllm check format bench bench-engine bench-startup bench-growth docs lock help
 
 help:
 	@echo "make setup      install everything into $(VENV)"
@@ -18,6 +20,7 @@ help:
 	@echo "make test       the tests; test-slow: those that take minutes; test-vllm: those against a vLLM"
 	@echo "make check      formatting, lint, types, generated pages; format: mend the first two"
 	@echo "make bench      measure the serving layer; docs: write the generated pages"
+	@echo "make bench-engine, bench-growth, bench-startup: measure, and write tables and plots into docs/performance.md"
 
 setup: $(INSTALLED)
 
@@ -56,6 +59,17 @@ format: setup
 
 bench: setup
 	$(BIN)/python bench/serving_layer.py $(ARGS)
+
+# Beside our engine those that are named: `make bench-engine VLLM_PYTHON=PATH LLAMA_SERVER=PATH`.
+bench-engine: setup
+	$(BIN)/python bench/engine.py --page $(if $(VLLM_PYTHON),--vllm-python $(VLLM_PYTHON)) $(if $(LLAMA_SERVER),--llama-server $(LLAMA_SERVER)) $(ARGS)
+
+# `make bench-startup ARGS="--tokenizer gpt-oss=FOLDER"` starts a renderer on that tokenizer too.
+bench-startup: setup
+	$(BIN)/python bench/startup.py --page $(if $(VLLM_PYTHON),--vllm-python $(VLLM_PYTHON)) $(ARGS)
+
+bench-growth: setup
+	$(BIN)/python bench/growth.py --page $(ARGS)
 
 docs: setup
 	$(BIN)/python scripts/make_docs.py

@@ -1,0 +1,1 @@
+"""What the benchmarks share: processes that are measured, load, tables and plots in the pages."""
