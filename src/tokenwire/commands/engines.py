@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from collections.abc import Callable
 from tokenwire.engine.base import Engine
 from tokenwire.server.build import message_format
 from tokenwire.settings import Settings, SettingsError
+from tokenwire.settings.speculation import as_vllm_config, prompt_lookup
 
 Progress = Callable[[str, float], None]
 
@@ -29,11 +31,12 @@ def _require(engine: str, extra: str, packages: tuple[str, ...]) -> None:
 def _local(settings: Settings, progress: Progress) -> Engine:
     _require("local", "local", ("torch", "transformers", "safetensors"))
     from tokenwire.engine.local.engine import LocalEngine
-    from tokenwire.engine.local.options import LocalEngineOptions
+    from tokenwire.engine.local.options import LocalEngineOptions, NgramOptions
 
     model, limits, engine = settings.model, settings.limits, settings.engine
     defaults = LocalEngineOptions()
     reasoning_start, reasoning_end = _reasoning_markers(settings)
+    lookup = prompt_lookup(engine)
     return LocalEngine(
         LocalEngineOptions(
             model=model.model,
@@ -61,6 +64,7 @@ def _local(settings: Settings, progress: Progress) -> Engine:
             trust_remote_code=engine.trust_remote_code,
             reasoning_start=reasoning_start,
             reasoning_end=reasoning_end,
+            speculative=None if lookup is None else NgramOptions(**dataclasses.asdict(lookup)),
         ),
         progress=progress,
     )
@@ -149,6 +153,8 @@ def vllm_flags(settings: Settings) -> list[str]:
             flags += [flag, str(value)]
     if model.override_generation_config:
         flags += ["--override-generation-config", json.dumps(model.override_generation_config)]
+    if speculation := as_vllm_config(settings.engine):
+        flags += ["--speculative-config", json.dumps(speculation)]
     if settings.output.return_sampling_mask:
         flags.append("--return-sampling-mask")
     if model.tokens_only or model.skip_tokenizer_init:

@@ -280,6 +280,8 @@ class Capabilities:
     """Tags of the `Control` messages that work."""
     weight_versions_at_end: bool = False
     """Outputs carry no labels: weight versions are told by the last output of a sequence alone."""
+    speculation: bool = False
+    """It speculates, and the last output of a sequence tells with what success."""
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)

@@ -113,6 +113,16 @@ _COUNTERS = (
     _Row("preemptions", "num_preemptions", "Sequences put back to make room.", "engine.num_preemptions"),
     _Row("engine_steps", None, "Engine steps.", "engine.num_steps"),
 )
+_SPECULATION = (
+    _Row("spec_decode_drafts", "spec_decode_num_drafts", "Drafts that were verified.", "engine.num_drafts"),
+    _Row("spec_decode_draft_tokens", "spec_decode_num_draft_tokens", "Tokens guessed.", "engine.num_draft_tokens"),
+    _Row(
+        "spec_decode_accepted_tokens",
+        "spec_decode_num_accepted_tokens",
+        "Guessed tokens that were right.",
+        "engine.num_accepted_draft_tokens",
+    ),
+)
 _GAUGES = (
     _Row("requests_running", "num_requests_running", "Sequences running.", "engine.num_running"),
     _Row("requests_waiting", "num_requests_waiting", "Sequences waiting.", "engine.num_waiting"),
@@ -169,6 +179,24 @@ class _MetricsCollector(Collector):
                 family.add_metric(values, histogram.cumulative(), histogram.total)
                 yield family
         yield from self._by_label(names, values)
+        if self._metrics.engine.accepted_per_position:
+            yield from self._speculation(names, values)
+
+    def _speculation(self, names: list[str], values: list[str]) -> Iterator[Metric]:
+        """Only of an engine that speculates."""
+        for row in _SPECULATION:
+            for name in _names(row):
+                counter = CounterMetricFamily(name, row.help, labels=names)
+                counter.add_metric(values, float(self._read(row.source)))
+                yield counter
+        for name in (
+            "tokenwire_spec_decode_accepted_tokens_per_pos",
+            "vllm:spec_decode_num_accepted_tokens_per_pos",
+        ):
+            family = CounterMetricFamily(name, "Accepted guesses by place in the draft.", labels=[*names, "position"])
+            for position, count in enumerate(self._metrics.engine.accepted_per_position):
+                family.add_metric([*values, str(position)], count)
+            yield family
 
     def _by_label(self, names: list[str], values: list[str]) -> Iterator[Metric]:
         """Counters with a label of their own."""

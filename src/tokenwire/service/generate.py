@@ -206,4 +206,5 @@ class GenerateService:
             or request.ec_transfer_params is not None
             or capabilities.routed_experts
             or (capabilities.weight_versions_at_end and not run.has_labels)
+            or (capabilities.speculation and prepared.n == 1 and self.options.per_request_spec_decode_metrics != "none")
         )

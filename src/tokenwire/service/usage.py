@@ -31,8 +31,8 @@ def usage_chunk_counts(prompt: int, completion: int, cached: int | None) -> dict
 
 
 def spec_decode_metrics(stats: SpecDecodeStats | None, *, detailed: bool) -> PerRequestMetrics | None:
-    """None when the request ran without speculation."""
-    if stats is None or not stats.drafted:
+    """None when the engine does not speculate; zeros for a request for which it guessed nothing."""
+    if stats is None:
         return None
     steps, accepted, drafted = len(stats.drafted), sum(stats.accepted), sum(stats.drafted)
     histogram = [0] * (stats.num_spec_tokens + 1)
@@ -40,8 +40,8 @@ def spec_decode_metrics(stats: SpecDecodeStats | None, *, detailed: bool) -> Per
         histogram[count] += 1
     return PerRequestMetrics(
         speculative_decoding=SpeculativeDecodingMetrics(
-            mean_acceptance_length=1 + accepted / steps,
-            draft_acceptance_rate=accepted / drafted if drafted else None,
+            mean_acceptance_length=1 + accepted / steps if steps else 1.0,
+            draft_acceptance_rate=accepted / drafted if drafted else 0.0,
             acceptance_histogram=histogram,
             num_spec_steps=steps,
             num_accepted_draft_tokens=accepted,

@@ -62,7 +62,6 @@ FOREIGN_FLAGS: dict[str, ForeignFlag] = {
     "--data-parallel-hybrid-lb": _refused(_CLUSTER),
     "--data-parallel-external-lb": _refused(_CLUSTER),
     "--enable-expert-parallel": _refused(_CLUSTER),
-    "--speculative-config": _refused("there is no speculative decoding yet.", value=True),
     "--enable-lora": _refused("there are no adapters yet."),
     "--lora-modules": _refused("there are no adapters yet.", value=True),
     "--default-mm-loras": _refused("there are no adapters yet.", value=True),

@@ -188,6 +188,19 @@ class EngineSettings:
     seed: int | None = option(
         minimum=0, help="Requests without a seed draw by this one and their order of arrival. Default: each at random."
     )
+    speculative: Literal["none", "ngram"] = option(
+        "none",
+        help="Speculative decoding: ngram looks up what followed the newest tokens before and verifies it in one step. "
+        "Same output, fewer steps.",
+    )
+    num_speculative_tokens: int = option(4, minimum=1, maximum=64, help="Tokens guessed per step, at most.")
+    ngram_min: int = option(2, minimum=1, help="Newest tokens that must have stood before, at least.")
+    ngram_max: int = option(4, minimum=1, help="Newest tokens that are compared to choose among earlier places.")
+    speculative_config: dict[str, Any] = option(
+        {},
+        metavar="JSON",
+        help="The same as vLLM spells it: method ngram, num_speculative_tokens, prompt_lookup_min, prompt_lookup_max.",
+    )
     fused: bool = option(True, help="Use the fast path for architectures that have one.")
     trust_remote_code: bool = option(False, help="Run model code that comes with the weights.")
     load_timeout: float = option(600.0, minimum=0, help="Seconds that loading the model may take.")

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 from tokenwire.settings.foreign import FOREIGN_FLAGS, ForeignFlag
 from tokenwire.settings.groups import Settings
 from tokenwire.settings.option import ENV_PREFIX, Option, SettingsError, options_of
+from tokenwire.settings.speculation import as_vllm_config, prompt_lookup
 
 CONFIG_ENV = ENV_PREFIX + "CONFIG"
 
@@ -48,6 +49,10 @@ def check(settings: Settings) -> Settings:
         raise SettingsError(f"Flags after -- are for --engine vllm, got {' '.join(settings.remote.vllm_args)}.")
     if settings.model.tokens_only and settings.model.tokenizer:
         raise SettingsError("--tokens-only loads no tokenizer; leave --tokenizer out.")
+    if settings.model.engine == "local":
+        prompt_lookup(settings.engine)
+    elif settings.model.engine != "vllm" and as_vllm_config(settings.engine):
+        raise SettingsError("Speculative decoding is for --engine local and vllm; workers have flags of their own.")
     return settings
 
 

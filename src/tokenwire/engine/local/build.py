@@ -79,6 +79,7 @@ def _info(
             CAPABILITIES,
             priority=options.scheduling_policy == "priority",
             sampling_mask=options.return_sampling_mask,
+            speculation=options.speculative is not None,
             thinking_token_budget=can_end_thinking,
         ),
         extra={
