@@ -63,7 +63,14 @@ class Harness:
         self.link.inbox.append(wire.Abort([handle]) if index is None else wire.Stop(handle, index, heard))
 
     def add(
-        self, prompt: list[int], *, stream: bool = True, priority: int = 0, salt: str | None = None, **p: Any
+        self,
+        prompt: list[int],
+        *,
+        stream: bool = True,
+        priority: int = 0,
+        salt: str | None = None,
+        kv: dict[str, Any] | None = None,
+        **p: Any,
     ) -> int:
         """Send a request; returns its handle."""
         sampling = normalize(SamplingParams(**({"temperature": 0.0, "max_tokens": 8} | p)))
@@ -77,6 +84,7 @@ class Harness:
                 stream=stream,
                 priority=priority,
                 cache_salt=salt,
+                kv_transfer_params=kv,
             )
         )
         return handle

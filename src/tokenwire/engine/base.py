@@ -319,6 +319,30 @@ class EngineStatus(enum.Enum):
 
 
 @dataclass(slots=True, frozen=True)
+class KVTransferStats:
+    """KV blocks between engines. The first two are of now, the others only grow."""
+
+    num_waiting: int = 0
+    """Requests whose blocks are being pulled."""
+    num_kept: int = 0
+    """Prompts whose blocks are kept for others."""
+    pulls: int = 0
+    """That brought all they were to bring."""
+    pulled_tokens: int = 0
+    """Prompt tokens that were pulled and not computed."""
+    bytes_received: int = 0
+    fallbacks: dict[str, int] = field(default_factory=dict)
+    """Prompts computed although their blocks were promised, by reason."""
+    kept: int = 0
+    given: int = 0
+    """Of those kept: pulled, or let go by the puller."""
+    expired: int = 0
+    dropped: int = 0
+    """Ended early, for want of room or because the cache was cleared."""
+    bytes_sent: int = 0
+
+
+@dataclass(slots=True, frozen=True)
 class EngineStats:
     """A snapshot for metrics. Counters only grow; gauges are of now."""
 
@@ -338,6 +362,8 @@ class EngineStats:
     num_draft_tokens: int = 0
     accepted_per_position: tuple[int, ...] = ()
     """Accepted guesses by place in the draft, as many as a draft may have; empty without speculation."""
+    kv_transfer: KVTransferStats | None = None
+    """None: the engine gives and pulls no KV blocks, or does not tell."""
 
     @property
     def num_accepted_draft_tokens(self) -> int:

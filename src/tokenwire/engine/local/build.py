@@ -16,6 +16,7 @@ from tokenwire.engine.local.facts import ModelFacts, read_facts
 from tokenwire.engine.local.finish import FinishRules
 from tokenwire.engine.local.grammars import Grammars
 from tokenwire.engine.local.intake import Intake
+from tokenwire.engine.local.kv_cache import block_bytes
 from tokenwire.engine.local.messages import CAPABILITIES
 from tokenwire.engine.local.models import Progress, no_progress
 from tokenwire.engine.local.options import LocalEngineOptions
@@ -24,6 +25,8 @@ from tokenwire.engine.local.runner import ModelRunner
 from tokenwire.engine.local.sampling import LogprobsMode
 from tokenwire.engine.local.scheduler import Scheduler, SchedulerConfig
 from tokenwire.engine.local.speculation import Drafter
+from tokenwire.engine.local.transfer.fingerprint import fingerprint
+from tokenwire.engine.local.transfer.transfers import Transfers, open_transfers
 
 MAX_SCORE_BYTES = 64 << 20
 """Memory of the logits that score prompts in one step."""
@@ -44,16 +47,32 @@ def build_core(folder: Path, options: LocalEngineOptions, link: Link, progress: 
     )
     reasoning = Reasoning.read(folder, options)
     pool = BlockPool(runner.cache.num_blocks, options.block_size, caching=options.enable_prefix_caching)
+    scheduler = Scheduler(config, pool, None if options.speculative is None else Drafter(options.speculative))
+    transfers = None if options.kv_transfer_port is None else _open_transfers(options, scheduler, runner)
     progress("ready", 1.0)
     return Core(
         link,
         runner,
-        Scheduler(config, pool, None if options.speculative is None else Drafter(options.speculative)),
+        scheduler,
         Intake(folder, facts, options, reasoning),
         Grammars(folder, facts, reasoning),
         FinishRules(facts.eos_token_ids, facts.max_model_len),
-        _info(folder, options, facts, runner, budget, can_end_thinking=reasoning.markers is not None),
+        _info(folder, options, facts, runner, budget, transfers, can_end_thinking=reasoning.markers is not None),
         cast(LogprobsMode, options.logprobs_mode),
+        transfers,
+    )
+
+
+def _open_transfers(options: LocalEngineOptions, scheduler: Scheduler, runner: ModelRunner) -> Transfers:
+    cache, attention = runner.cache, runner.attention
+    return open_transfers(
+        options,
+        scheduler,
+        cache.read,
+        fingerprint=fingerprint(
+            runner.weights_digest, attention.shapes, runner.dtype, options.block_size, sorted(attention.calls.items())
+        ),
+        block_bytes=block_bytes(attention.shapes, options.block_size, runner.dtype),
     )
 
 
@@ -63,6 +82,7 @@ def _info(
     facts: ModelFacts,
     runner: ModelRunner,
     budget: int,
+    transfers: Transfers | None,
     *,
     can_end_thinking: bool,
 ) -> EngineInfo:
@@ -81,6 +101,7 @@ def _info(
             sampling_mask=options.return_sampling_mask,
             speculation=options.speculative is not None,
             thinking_token_budget=can_end_thinking,
+            kv_transfer=transfers is not None,
         ),
         extra={
             "folder": str(folder),
@@ -95,5 +116,6 @@ def _info(
             "model_class": type(runner.model).__name__,
             "speculative": None if options.speculative is None else msgspec.to_builtins(options.speculative),
             "load_time_s": round(runner.load_time_s, 2),
+            "kv_transfer": None if transfers is None else transfers.facts,
         },
     )

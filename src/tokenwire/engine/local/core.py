@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence as Seq
-from typing import NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
 from tokenwire.engine.base import EngineInfo, EngineStats, FinishReason
 from tokenwire.engine.local import messages as wire
@@ -23,6 +23,7 @@ from tokenwire.engine.local.requests import Request, RequestKey, Sequence, Seque
 from tokenwire.engine.local.runner import ModelRunner
 from tokenwire.engine.local.sampling import LogprobsMode, SampleOutput, SequenceSampler
 from tokenwire.engine.local.scheduler import Scheduler
+from tokenwire.engine.local.transfer.transfers import Transfers
 from tokenwire.errors import InvalidRequestError
 
 logger = logging.getLogger(__name__)
@@ -53,6 +54,7 @@ class Core:
         rules: FinishRules,
         info: EngineInfo,
         logprobs_mode: LogprobsMode,
+        transfers: Transfers | None = None,
     ) -> None:
         self._link = link
         self.runner = runner
@@ -61,6 +63,7 @@ class Core:
         self._grammars = grammars
         self._rules = rules
         self._info = info
+        self._transfers = transfers
         self._requests: dict[RequestKey, Request] = {}
         self._samplers: dict[Sequence, SequenceSampler] = {}
         self._model_step = ModelStep(runner, scheduler, self._samplers, self, logprobs_mode)
@@ -70,6 +73,8 @@ class Core:
         self._num_steps = 0
         self._changed = False
         self._has_been_attached = False
+        self._starved = False
+        """There is work, but blocks that others read are in its way."""
         self.weight_version = WEIGHT_VERSION
 
     # --- the loop -------------------------------------------------------------------------------------------------
@@ -84,6 +89,7 @@ class Core:
         for client, message in self._link.receive(self._patience_ms):
             self.take(client, message)
         self._admit_compiled()
+        self._admit_pulled()
         if self.can_step:
             self.step()
         self._pause.settle()
@@ -102,9 +108,12 @@ class Core:
 
     @property
     def _patience_ms(self) -> int | None:
-        if self.can_step:
+        if self.can_step and not self._starved:
             return 0
-        return COMPILE_POLL_MS if self._grammars.busy else None
+        waits = [COMPILE_POLL_MS if self._grammars.busy or self.can_step else None]
+        if self._transfers is not None:
+            waits.append(self._transfers.patience_ms)
+        return min((wait for wait in waits if wait is not None), default=None)
 
     def _admit_compiled(self) -> None:
         """Requests whose grammar is ready may run, those without a possible one are refused."""
@@ -112,14 +121,33 @@ class Core:
             if request.is_done:  # aborted meanwhile
                 continue
             if problem is None:
-                self._begin(request)
+                self._pull_or_begin(request)
             else:
                 self._refuse(request.key, problem)
                 self.end(request, "abort", heard=False)
 
+    def _pull_or_begin(self, request: Request) -> None:
+        if self._transfers is None or not self._transfers.hold(request, self.weight_version):
+            self._begin(request)
+
+    def _admit_pulled(self) -> None:
+        """Requests whose blocks have come, or will not come, may run."""
+        if self._transfers is None:
+            return
+        for request in self._transfers.take_finished():
+            self._begin(request)
+            self._changed = True
+        if self._transfers.settle():
+            self._changed = True
+
     def step(self) -> None:
         """Schedule, run, sample."""
         chunks = self._scheduler.schedule()
+        if self._transfers is not None:
+            self._transfers.fill(self.runner.cache.write)
+            if not chunks:
+                self._transfers.make_room()
+        self._starved = not chunks
         if chunks:
             self._num_steps += 1
             self._changed = True
@@ -146,7 +174,12 @@ class Core:
             else:
                 reason, stop_reason = end
                 self._outputs.finish(
-                    sequence, reason, stop_reason, logprobs=result.logprobs[row], mask=result.masks[row]
+                    sequence,
+                    reason,
+                    stop_reason,
+                    logprobs=result.logprobs[row],
+                    mask=result.masks[row],
+                    kv_transfer_params=self._keep_blocks(sequence),
                 )
                 self._close(sequence)
 
@@ -155,6 +188,12 @@ class Core:
         logger.error("request %d failed", request.key.handle, exc_info=exc)
         self.end(request, "error", error=f"{type(exc).__name__}: {exc}")
 
+    def _keep_blocks(self, sequence: Sequence) -> dict[str, Any] | None:
+        asked = sequence.request.transfer
+        if self._transfers is None or asked is None or not asked.keep:
+            return None
+        return self._transfers.keep(sequence, self.weight_version)
+
     # --- endings --------------------------------------------------------------------------------------------------
 
     def _close(self, sequence: Sequence) -> None:
@@ -162,6 +201,8 @@ class Core:
         del self._samplers[sequence]
         if sequence.request.is_done:
             self._requests.pop(sequence.request.key, None)
+            if self._transfers is not None:
+                self._transfers.forget(sequence.request)
         self._changed = True
 
     def end(self, request: Request, reason: FinishReason, *, heard: bool = True, error: str | None = None) -> None:
@@ -235,7 +276,7 @@ class Core:
             for sequence in request.sequences:
                 sequence.drafts = self._scheduler.drafter.new_state()
         if not self._grammars.hold(request, samplers):
-            self._begin(request)
+            self._pull_or_begin(request)
 
     def _refuse(self, key: RequestKey, problem: InvalidRequestError) -> None:
         self._outputs.refuse(key.client, wire.Refusal(key.handle, problem.message, problem.param, False))
@@ -302,6 +343,7 @@ class Core:
                 num_drafts=0 if figures is None else figures.num_drafts,
                 num_draft_tokens=0 if figures is None else figures.num_draft_tokens,
                 accepted_per_position=() if figures is None else tuple(figures.accepted_per_position),
+                kv_transfer=None if self._transfers is None else self._transfers.stats,
             ),
             self._pause.state,
         )

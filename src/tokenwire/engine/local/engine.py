@@ -126,6 +126,7 @@ class LocalEngine(Engine):
                 adapter=request.adapter,
                 features=request.features,
                 reasoning_ended=request.reasoning_ended,
+                kv_transfer_params=None if request.kv_transfer_params is None else dict(request.kv_transfer_params),
             )
         )
         return queue

@@ -15,6 +15,7 @@ from tokenwire.engine.local.prompt_scores import PromptScores
 from tokenwire.engine.local.reasoning import Reasoning
 from tokenwire.engine.local.requests import Request, RequestKey, Sequence
 from tokenwire.engine.local.sampling import SequenceSampler, derived_seed, tokenize_bad_words
+from tokenwire.engine.local.transfer.params import read_params
 from tokenwire.errors import InvalidRequestError, PromptTooLongError
 from tokenwire.wire.sampling import SamplingParams
 
@@ -50,6 +51,7 @@ class Intake:
             features=message.features,
             reasoning_ended=message.reasoning_ended,
             scores=PromptScores(params, len(prompt)) if params.wants_prompt_scores else None,
+            transfer=read_params(message.kv_transfer_params),
         )
         request.sequences = [Sequence(request, index, list(prompt)) for index in range(params.n)]
         return request, self._samplers(request)
@@ -60,6 +62,8 @@ class Intake:
             raise InvalidRequestError("token_ids must hold at least one id.", param="token_ids")
         if len(prompt) >= facts.max_model_len:
             raise PromptTooLongError(len(prompt), facts.max_model_len - 1, facts.max_model_len)
+        if message.kv_transfer_params is not None and self._options.kv_transfer_port is None:
+            raise InvalidRequestError("kv_transfer_params needs kv_transfer_port.", param="kv_transfer_params")
         if message.sampling.n > self._options.max_num_seqs:
             raise InvalidRequestError(
                 f"n must be at most max_num_seqs ({self._options.max_num_seqs}), got {message.sampling.n}.", param="n"

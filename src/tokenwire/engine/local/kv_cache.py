@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 
 @dataclass(slots=True, frozen=True)
@@ -35,6 +37,7 @@ class KVCache:
         slots = num_blocks * block_size
         self.block_size = block_size
         self.num_blocks = num_blocks
+        self._device = device
         self.keys = {i: _zeros((slots, s.num_kv_heads, s.key_dim), dtype, device) for i, s in shapes.items()}
         self.values = {i: _zeros((slots, s.num_kv_heads, s.value_dim), dtype, device) for i, s in shapes.items()}
 
@@ -44,6 +47,34 @@ class KVCache:
         for tensors in (self.keys, self.values):
             for tensor in tensors.values():
                 tensor[target * size : (target + 1) * size] = tensor[source * size : (source + 1) * size]
+
+    @torch.inference_mode()
+    def read(self, blocks: Sequence[int]) -> NDArray[np.uint8]:
+        """A copy of blocks, [n, block bytes]: per block its keys, then its values, of every layer in order."""
+        rows = torch.tensor(blocks, dtype=torch.int64, device=self._device)
+        parts = [self._by_block(tensor)[rows].view(torch.uint8).cpu() for tensor in self._in_order()]
+        data: NDArray[np.uint8] = torch.cat(parts, dim=1).numpy()
+        return data
+
+    @torch.inference_mode()
+    def write(self, blocks: Sequence[int], data: NDArray[np.uint8]) -> None:
+        """The inverse of `read`."""
+        rows = torch.tensor(blocks, dtype=torch.int64, device=self._device)
+        at = 0
+        for tensor in self._in_order():
+            view = self._by_block(tensor)
+            width = view.shape[1] * view.dtype.itemsize
+            part = torch.from_numpy(np.ascontiguousarray(data[:, at : at + width])).view(view.dtype)
+            view.index_copy_(0, rows, part.to(self._device))
+            at += width
+
+    def _in_order(self) -> Iterator[torch.Tensor]:
+        for layer in sorted(self.keys):
+            yield self.keys[layer]
+            yield self.values[layer]
+
+    def _by_block(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.view(self.num_blocks, -1)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -62,6 +62,7 @@ class Add(msgspec.Struct, frozen=True, tag="add", kw_only=True, omit_defaults=Tr
     adapter: str | None = None
     features: MultiModalFeatures | None = None
     reasoning_ended: bool | None = None
+    kv_transfer_params: dict[str, Any] | None = None
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
@@ -141,6 +142,7 @@ class Detail(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     versions: list[WeightSpan] | None = None
     prompt: PromptNews | None = None
     speculation: Speculation | None = None
+    kv_transfer_params: dict[str, Any] | None = None
 
 
 class Refusal(msgspec.Struct, frozen=True, array_like=True):

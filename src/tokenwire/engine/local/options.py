@@ -58,6 +58,16 @@ class LocalEngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     fused: bool = True
     """Use the fused path for architectures that have one; off: transformers' own modules only."""
     trust_remote_code: bool = False
+    kv_transfer_port: int | None = None
+    """Where other engines pull KV blocks; 0: any free port; None: blocks are neither given nor pulled."""
+    kv_transfer_host: str = "127.0.0.1"
+    """The address to listen on, which others are told. From a loopback address only loopback is asked for blocks."""
+    kv_transfer_secret: str | None = None
+    """Both sides of a transfer must know it."""
+    kv_transfer_ttl_s: float = 60.0
+    """How long blocks are kept for a pull to begin."""
+    kv_transfer_timeout_s: float = 30.0
+    """How long a pull may take before the prompt is computed instead."""
     reasoning_start: str | None = None
     """What the model writes when its reasoning begins; with `reasoning_end`, thinking budgets work."""
     reasoning_end: str | None = None

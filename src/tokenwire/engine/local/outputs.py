@@ -7,6 +7,7 @@ everything at its end. Prompt facts ride on the first output of a request.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,10 +76,11 @@ class OutputBuffer:
         mask: NDArray[np.int32] | None = None,
         error: str | None = None,
         retryable: bool = False,
+        kv_transfer_params: dict[str, Any] | None = None,
     ) -> None:
         """The sequence ends; `logprobs` and `mask` are those of its newest token, if that is new."""
         _hold(sequence, logprobs, mask)
-        self._row(sequence, reason, stop_reason, error, retryable=retryable)
+        self._row(sequence, reason, stop_reason, error, retryable=retryable, kv_transfer_params=kv_transfer_params)
 
     def push_held(self, sequence: Sequence) -> None:
         """Send what a streamed sequence holds back."""
@@ -116,6 +118,7 @@ class OutputBuffer:
         error: str | None,
         *,
         retryable: bool,
+        kv_transfer_params: dict[str, Any] | None = None,
     ) -> None:
         request = sequence.request
         columns = self._of(request.key.client)
@@ -135,6 +138,7 @@ class OutputBuffer:
                     versions=None if reason is None else sequence.weight_spans(),
                     speculation=None if reason is None else _speculation(sequence),
                     prompt=prompt,
+                    kv_transfer_params=kv_transfer_params,
                 )
             )
         columns.handles.append(request.key.handle)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,8 @@ from tokenwire.wire.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from tokenwire.engine.local.speculation import DraftState
+    from tokenwire.engine.local.transfer.client import Received
+    from tokenwire.engine.local.transfer.params import TransferAsk
 
 
 @dataclass(slots=True, frozen=True)
@@ -30,7 +32,8 @@ class RequestKey:
 
 class SequenceState(enum.Enum):
     HELD = "held"
-    """Until the first sample of its request has computed the prompt for all."""
+    """Until the first sample of its request has computed the prompt for all; that one, until grammar and blocks of
+    another engine have come."""
     WAITING = "waiting"
     RUNNING = "running"
     FINISHED = "finished"
@@ -57,6 +60,11 @@ class Request:
     num_cached_tokens: int | None = None
     prompt_computed: bool = False
     prompt_reported: bool = False
+    transfer: TransferAsk | None = None
+    received: Received | None = None
+    """Blocks that another engine computed; until the first sequence is admitted."""
+    kept: dict[str, Any] | None = None
+    """The reply's kv_transfer_params, once blocks have been kept for another engine."""
 
     @property
     def is_done(self) -> bool:

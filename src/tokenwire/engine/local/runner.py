@@ -23,6 +23,7 @@ from tokenwire.engine.local.kv_cache import KVCache
 from tokenwire.engine.local.loader import choose_device, choose_num_blocks, load_model
 from tokenwire.engine.local.options import LocalEngineOptions
 from tokenwire.engine.local.scheduler import Chunk
+from tokenwire.engine.local.transfer.fingerprint import sample_weights
 from tokenwire.errors import EngineUnavailableError
 
 
@@ -41,6 +42,8 @@ class ModelRunner:
         self.dtype: torch.dtype = self.model.dtype
         self.block_size = options.block_size
         self._record_shapes()
+        # Before `fuse`, which packs weights and lets the originals go.
+        self.weights_digest = sample_weights(self.model) if options.kv_transfer_port is not None else b""
         num_blocks = choose_num_blocks(options, self.attention.shapes, self.dtype, self.device, max_model_len)
         self.cache = KVCache(self.attention.shapes, num_blocks, options.block_size, self.dtype, self.device)
         self.attention.cache = self.cache

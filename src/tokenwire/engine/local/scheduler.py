@@ -23,6 +23,7 @@ from tokenwire.wire.media import MultiModalFeatures
 
 if TYPE_CHECKING:
     from tokenwire.engine.local.speculation import Drafter
+    from tokenwire.engine.local.transfer.client import Received
 
 
 @dataclass(slots=True, frozen=True)
@@ -62,6 +63,15 @@ class Chunk:
         return self.num_tokens == self.sequence.num_to_compute
 
 
+@dataclass(slots=True)
+class Arrival:
+    """An admitted sequence whose blocks after `num_known` are to be filled with those that were received."""
+
+    sequence: Sequence
+    received: Received
+    num_known: int
+
+
 class Scheduler:
     """Continuous batching over one block pool. `block_tables` [max_num_seqs, blocks] has a row per running sequence."""
 
@@ -79,6 +89,9 @@ class Scheduler:
         width = -(-config.max_model_len // pool.block_size)
         self.block_tables: NDArray[np.int32] = np.zeros((config.max_num_seqs, width), dtype=np.int32)
         self._free_rows = list(range(config.max_num_seqs - 1, -1, -1))
+        self.epoch = 0
+        """How often the prefix cache has been dropped."""
+        self.arrivals: list[Arrival] = []
 
     # --- life of a sequence ---------------------------------------------------------------------------------------
 
@@ -132,8 +145,11 @@ class Scheduler:
         if recompute_running:
             self.preempt_all()
         self.pool.forget_all()
+        self.epoch += 1
         for sequence in self.running:
             sequence.is_cacheable = False
+        for sequence in self.waiting:
+            sequence.request.received = None
         return not self.running
 
     # --- one step -------------------------------------------------------------------------------------------------
@@ -159,11 +175,15 @@ class Scheduler:
         """Known blocks that the sequence may start from: never its last token, never a position with scores."""
         if not self.pool.caching or sequence.request.params.skip_reading_prefix_cache:
             return []
+        return self.pool.find(sequence.hashes_of(self.num_reusable(sequence), self.pool.block_size))
+
+    def num_reusable(self, sequence: Sequence) -> int:
+        """Leading full blocks that need not be computed if somebody has them."""
         usable = len(sequence.token_ids) - 1
         scores = sequence.request.scores
         if sequence.index == 0 and scores is not None and not scores.done:
             usable = min(usable, scores.next_position)
-        return self.pool.find(sequence.hashes_of(usable // self.pool.block_size, self.pool.block_size))
+        return usable // self.pool.block_size
 
     def num_cached(self, prompt: list[int], root: bytes, features: MultiModalFeatures | None) -> int:
         """How many leading tokens of a prompt the cache holds, whole blocks and never the last token."""
@@ -246,14 +266,22 @@ class Scheduler:
             return False
         self.waiting.pop()
         self.pool.hold(known)
-        sequence.num_computed = len(known) * self.pool.block_size
+        sequence.num_computed = self._receive(sequence, len(known)) * self.pool.block_size
         sequence.num_registered = len(known)
         self._start(sequence, known + self.pool.allocate(needed))
         if sequence.request.num_cached_tokens is None:
             sequence.request.num_cached_tokens = sequence.num_computed
             self.prefix_queries += sequence.num_prompt
-            self.prefix_hits += sequence.num_computed
+            self.prefix_hits += len(known) * self.pool.block_size
         return True
+
+    def _receive(self, sequence: Sequence, num_known: int) -> int:
+        """Leading blocks that need not be computed, counting those that came from another engine."""
+        received, sequence.request.received = sequence.request.received, None
+        if received is None:
+            return num_known
+        self.arrivals.append(Arrival(sequence, received, num_known))
+        return received.extend(num_known)
 
 
 class _StepPlan:

@@ -108,6 +108,7 @@ def _add_detail(output: EngineOutput, detail: Detail) -> None:
     output.stop_reason = detail.stop_reason
     output.error = detail.error
     output.retryable = detail.retryable
+    output.kv_transfer_params = detail.kv_transfer_params
     if detail.versions is not None:
         output.weight_versions = detail.versions
         output.weight_version = None
