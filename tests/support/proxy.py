@@ -23,7 +23,7 @@ class Proxy:
         self._open: list[socket.socket] = []
         self._server = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._server.getsockname()[1]
-        self._threads = [threading.Thread(target=self._listen, daemon=True)]
+        self._threads: list[threading.Thread] = [threading.Thread(target=self._listen, daemon=True)]
         self._threads[0].start()
 
     def wait_for(self, num_bytes: int, timeout_s: float = 20.0) -> None:

@@ -18,6 +18,7 @@ from prometheus_client.registry import Collector
 
 from tokenwire.engine.base import EngineStats
 from tokenwire.server.errors import Status
+from tokenwire.server.metrics_transfer import transfer_metrics
 
 # vLLM's bounds, so that dashboards made for it fit.
 FIRST_TOKEN_BOUNDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
@@ -181,6 +182,8 @@ class _MetricsCollector(Collector):
         yield from self._by_label(names, values)
         if self._metrics.engine.accepted_per_position:
             yield from self._speculation(names, values)
+        if self._metrics.engine.kv_transfer is not None:
+            yield from transfer_metrics(self._metrics.engine.kv_transfer, names, values)
 
     def _speculation(self, names: list[str], values: list[str]) -> Iterator[Metric]:
         """Only of an engine that speculates."""

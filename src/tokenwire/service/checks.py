@@ -211,7 +211,12 @@ _FEATURES: tuple[_Feature, ...] = (
         _flag("priority"),
         "Leave it out, or serve an engine that has priorities with --scheduling-policy priority.",
     ),
-    _Feature("kv_transfer_params", lambda r, s: r.kv_transfer_params, _flag("kv_transfer"), "Leave it out."),
+    _Feature(
+        "kv_transfer_params",
+        lambda r, s: r.kv_transfer_params,
+        _flag("kv_transfer"),
+        "Leave it out, or start the local engine with --kv-transfer-port.",
+    ),
     _Feature("ec_transfer_params", lambda r, s: r.ec_transfer_params, _flag("ec_transfer"), "Leave it out."),
 )
 

@@ -65,7 +65,7 @@ FOREIGN_FLAGS: dict[str, ForeignFlag] = {
     "--enable-lora": _refused("there are no adapters yet."),
     "--lora-modules": _refused("there are no adapters yet.", value=True),
     "--default-mm-loras": _refused("there are no adapters yet.", value=True),
-    "--kv-transfer-config": _refused("there is no KV transfer yet.", value=True),
+    "--kv-transfer-config": _refused("KV transfer is turned on with --kv-transfer-port.", value=True),
     "--ec-transfer-config": _refused("there is no encoder-cache transfer yet.", value=True),
     "--kv-events-config": _refused("there are no KV events yet.", value=True),
     "--weight-transfer-config": _refused("there is no weight transfer yet.", value=True),

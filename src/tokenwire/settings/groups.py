@@ -205,6 +205,23 @@ class EngineSettings:
     trust_remote_code: bool = option(False, help="Run model code that comes with the weights.")
     load_timeout: float = option(600.0, minimum=0, help="Seconds that loading the model may take.")
     engine_restarts: int = option(0, minimum=0, help="How often a dead engine is started again.")
+    kv_transfer_port: int | None = option(
+        minimum=0,
+        maximum=65535,
+        help="Give KV blocks to other engines, and pull theirs (`kv_transfer_params`); listen on this port, 0 takes a "
+        "free one. Default: off.",
+    )
+    kv_transfer_host: str = option(
+        "127.0.0.1",
+        help="Address of that port, as the others reach it. From a loopback address only loopback is pulled from.",
+    )
+    kv_transfer_secret: str | None = option(
+        metavar="KEY", secret=True, help="What both sides of a transfer must know. Default: nothing."
+    )
+    kv_transfer_ttl: float = option(60.0, minimum=0, help="Seconds that blocks are kept for a pull to begin.")
+    kv_transfer_timeout: float = option(
+        30.0, minimum=0.1, help="Seconds that a pull may take before the prompt is computed instead."
+    )
     null_step_ms: float = option(0.0, minimum=0, help="Pause after each step of the null engine.")
     null_vocab_size: int = option(65536, minimum=1, help="Vocabulary of the null engine.")
 

@@ -59,6 +59,7 @@ class TransferServer:
         self._fingerprint = fingerprint
         self._block_bytes = block_bytes
         self._secret = secret
+        self._closed = False
         self._places = threading.BoundedSemaphore(MAX_CONNECTIONS)
         family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self._socket = socket.create_server(address, family=family, backlog=128)
@@ -68,6 +69,7 @@ class TransferServer:
 
     def close(self) -> None:
         """Take no more connections."""
+        self._closed = True
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
@@ -78,7 +80,7 @@ class TransferServer:
             try:
                 peer, _ = self._socket.accept()
             except OSError as exc:
-                if self._socket.fileno() < 0:
+                if self._closed:
                     return
                 logger.warning("a KV transfer could not be accepted: %s", exc)
                 self._places.release()
