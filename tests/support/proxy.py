@@ -70,7 +70,7 @@ class Proxy:
 
     def _pump(self, source: socket.socket, sink: socket.socket, slow: bool) -> None:
         with contextlib.suppress(OSError):
-            while data := source.recv(1 << 14):
+            while data := source.recv(int(min(1 << 14, max(1, self.rate / 20)))):
                 if slow:
                     time.sleep(len(data) / self.rate)
                     data = self.change(data)

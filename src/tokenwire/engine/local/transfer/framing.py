@@ -32,8 +32,8 @@ VERSION = 1
 HEADER = struct.Struct("<4sBII")
 MESSAGE, DATA = 1, 2
 DIGEST_BYTES = 16
-MAX_MESSAGE_BYTES = 32 << 20
-"""Hashes of two million blocks."""
+MAX_MESSAGE_BYTES = 4096
+"""Of a message without hashes: what a peer may make us reserve."""
 STALL_S = 5.0
 """A peer that moves no byte for so long is gone."""
 
@@ -124,10 +124,10 @@ class Connection:
         payload = msgspec.msgpack.encode(message)
         self._send_all(HEADER.pack(MAGIC, MESSAGE, len(payload), zlib.crc32(payload)) + payload)
 
-    def receive(self, decoder: msgspec.msgpack.Decoder[M]) -> M:
-        """The next frame, which must be a message that `decoder` reads."""
+    def receive(self, decoder: msgspec.msgpack.Decoder[M], *, num_hashes: int = 0) -> M:
+        """The next frame, which must be a message that `decoder` reads, with so many hashes at most."""
         kind, length, checksum = self._header()
-        if kind != MESSAGE or length > MAX_MESSAGE_BYTES:
+        if kind != MESSAGE or length > MAX_MESSAGE_BYTES + num_hashes * DIGEST_BYTES:
             raise TransferError("protocol", f"the peer sent a frame of kind {kind} with {length} bytes")
         payload = bytearray(length)
         self._receive_into(memoryview(payload))

@@ -105,7 +105,7 @@ class TransferServer:
     def _talk(self, connection: Connection) -> None:
         nonce = secrets.token_bytes(16)
         connection.send(Greeting(VERSION, self._engine_id, self._fingerprint, nonce))
-        ask = connection.receive(read_ask)
+        ask = connection.receive(read_ask, num_hashes=self._exports.pool.num_blocks)
         if not hmac.compare_digest(prove(self._secret, "client", nonce, ask.nonce, ask.request_id), ask.proof):
             connection.send(Refusal("secret", "the shared secrets differ"))
             return
