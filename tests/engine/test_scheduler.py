@@ -98,6 +98,7 @@ class Simulation:
         held = Counter(block for s in self.scheduler.running for block in s.blocks)
         assert [held[b] for b in range(self.pool.num_blocks)] == self.pool._references
         assert self.pool.num_free == self.pool.num_blocks - len(held)
+        assert self.scheduler.waiting.num_tokens == sum(s.num_to_compute for s in self.scheduler.waiting)
         for sequence in self.scheduler.running:
             assert sequence.num_computed <= len(sequence.token_ids)
             assert sequence.num_computed <= len(sequence.blocks) * self.pool.block_size

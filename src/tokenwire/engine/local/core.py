@@ -328,7 +328,6 @@ class Core:
     def _gauges(self) -> wire.Gauges:
         scheduler = self._scheduler
         num_running = len(scheduler.running)
-        waiting_tokens = sum(s.num_to_compute for s in scheduler.waiting)
         figures = None if scheduler.drafter is None else scheduler.drafter.figures
         return wire.Gauges(
             EngineStats(
@@ -339,7 +338,7 @@ class Core:
                 prefix_cache_queries=scheduler.prefix_queries,
                 prefix_cache_hits=scheduler.prefix_hits,
                 num_steps=self._num_steps,
-                num_waiting_tokens=waiting_tokens,
+                num_waiting_tokens=scheduler.waiting.num_tokens,
                 num_drafts=0 if figures is None else figures.num_drafts,
                 num_draft_tokens=0 if figures is None else figures.num_draft_tokens,
                 accepted_per_position=() if figures is None else tuple(figures.accepted_per_position),

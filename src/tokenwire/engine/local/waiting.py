@@ -16,6 +16,10 @@ MAX_REMOVED = 64
 class WaitingQueue(Protocol):
     """Gives sequences out in the order in which they may run; iterating goes over them in no order."""
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that all of them lack. Kept as they come and go: the gauges of every step ask for it."""
+
     def push(self, sequence: Sequence) -> None: ...
     def push_back(self, sequence: Sequence) -> None:
         """A preempted sequence: it ran already, so it goes before its equals."""
@@ -42,21 +46,27 @@ class ArrivalQueue:
 
     def __init__(self) -> None:
         self._queue: deque[Sequence] = deque()
+        self.num_tokens = 0
 
     def push(self, sequence: Sequence) -> None:
         self._queue.append(sequence)
+        self.num_tokens += sequence.num_to_compute
 
     def push_back(self, sequence: Sequence) -> None:
         self._queue.appendleft(sequence)
+        self.num_tokens += sequence.num_to_compute
 
     def peek(self) -> Sequence | None:
         return self._queue[0] if self._queue else None
 
     def pop(self) -> Sequence:
-        return self._queue.popleft()
+        sequence = self._queue.popleft()
+        self.num_tokens -= sequence.num_to_compute
+        return sequence
 
     def remove(self, sequence: Sequence) -> None:
         self._queue.remove(sequence)
+        self.num_tokens -= sequence.num_to_compute
 
     def __len__(self) -> int:
         return len(self._queue)
@@ -72,10 +82,12 @@ class PriorityQueue:
         self._heap: list[tuple[tuple[int, int, int], int, Sequence]] = []
         self._live: set[int] = set()
         self._serial = 0
+        self.num_tokens = 0
 
     def push(self, sequence: Sequence) -> None:
         self._serial += 1
         self._live.add(id(sequence))
+        self.num_tokens += sequence.num_to_compute
         heapq.heappush(self._heap, (urgency(sequence), self._serial, sequence))
 
     def push_back(self, sequence: Sequence) -> None:
@@ -91,11 +103,13 @@ class PriorityQueue:
         assert sequence is not None
         heapq.heappop(self._heap)
         self._live.discard(id(sequence))
+        self.num_tokens -= sequence.num_to_compute
         return sequence
 
     def remove(self, sequence: Sequence) -> None:
         """Never pushed again: sequences leave the queue this way when they end."""
         self._live.remove(id(sequence))
+        self.num_tokens -= sequence.num_to_compute
         if len(self._heap) > MAX_REMOVED + 2 * len(self._live):
             self._heap = [entry for entry in self._heap if id(entry[2]) in self._live]
             heapq.heapify(self._heap)
