@@ -40,7 +40,8 @@ def settings_page() -> str:
 def _row(option: Option) -> str:
     default = "" if option.default in (None, "", [], {}) else f"`{json.dumps(option.default)}`"
     value = ", ".join(option.choices) or option.kind.__name__
-    return f"| `{option.flag}` | {value} | {default} | {option.help.replace('|', '&#124;')} |"
+    flags = ", ".join(f"`{flag}`" for flag in (option.flag, *option.aliases))
+    return f"| {flags} | {value} | {default} | {option.help.replace('|', '&#124;')} |"
 
 
 def _foreign(*, refused: bool) -> Iterator[str]:

@@ -4,7 +4,7 @@ value; (4) secrets are never shown; (5) vLLM's flags are accepted, noted or refu
 
 import pytest
 
-from tokenwire.commands.engines import make_engine, vllm_flags
+from tokenwire.commands.engines import local_options, vllm_flags
 from tokenwire.settings import SettingsError, load, make_parser
 from tokenwire.settings.foreign import FOREIGN_FLAGS
 from tokenwire.settings.sources import all_options, build
@@ -199,7 +199,6 @@ def test_settings_of_the_same_name_reach_the_local_engine():
     from tokenwire.engine.local.options import LocalEngineOptions
 
     told = {"return_sampling_mask": True, "max_num_seqs": 3, "stream_interval": 4, "block_size": 8, "fused": False}
-    engine = make_engine(build(told), lambda stage, fraction: None)
-    options = {name: getattr(engine._options, name) for name in told}
+    options = {name: getattr(local_options(build(told)), name) for name in told}
     assert options == told
     assert all(getattr(LocalEngineOptions(), name) != value for name, value in told.items())

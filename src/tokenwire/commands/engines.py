@@ -5,18 +5,23 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from tokenwire.engine.base import Engine
+from tokenwire.engine.replicas import ReplicaEngine
 from tokenwire.server.build import message_format
 from tokenwire.settings import Settings, SettingsError
 from tokenwire.settings.speculation import as_vllm_config, prompt_lookup
+
+if TYPE_CHECKING:
+    from tokenwire.engine.local.options import LocalEngineOptions
 
 Progress = Callable[[str, float], None]
 
 
 def make_engine(settings: Settings, progress: Progress) -> Engine:
-    """The engine that `--engine` names, not started. Raises `SettingsError` with what to install."""
+    """The engine that `--engine` names, with its replicas, not started. Raises `SettingsError` with what to install."""
     return _ENGINES[settings.model.engine](settings, progress)
 
 
@@ -29,49 +34,58 @@ def _require(engine: str, extra: str, packages: tuple[str, ...]) -> None:
 
 
 def _local(settings: Settings, progress: Progress) -> Engine:
-    _require("local", "local", ("torch", "transformers", "safetensors"))
     from tokenwire.engine.local.engine import LocalEngine
+    from tokenwire.engine.local.options import of_replica
+
+    options, size = local_options(settings), settings.engine.data_parallel_size
+    return _together([LocalEngine(of_replica(options, rank, size), progress=progress) for rank in range(size)])
+
+
+def _together(replicas: Sequence[Engine]) -> Engine:
+    return replicas[0] if len(replicas) == 1 else ReplicaEngine(replicas)
+
+
+def local_options(settings: Settings) -> LocalEngineOptions:
+    """What the settings say to the local engine. Raises `SettingsError` where its packages are not installed."""
+    _require("local", "local", ("torch", "transformers", "safetensors"))
     from tokenwire.engine.local.options import LocalEngineOptions, NgramOptions
 
     model, limits, engine = settings.model, settings.limits, settings.engine
     defaults = LocalEngineOptions()
     reasoning_start, reasoning_end = _reasoning_markers(settings)
     lookup = prompt_lookup(engine)
-    return LocalEngine(
-        LocalEngineOptions(
-            model=model.model,
-            dtype=engine.dtype,
-            device=engine.device,
-            max_model_len=model.max_model_len,
-            max_num_seqs=limits.max_num_seqs,
-            max_num_batched_tokens=limits.max_num_batched_tokens or defaults.max_num_batched_tokens,
-            block_size=engine.block_size,
-            num_kv_blocks=engine.num_kv_blocks,
-            kv_cache_bytes=engine.kv_cache_memory_bytes,
-            scheduling_policy=limits.scheduling_policy,
-            enable_prefix_caching=engine.enable_prefix_caching,
-            max_logprobs=limits.max_logprobs,
-            logprobs_mode=limits.logprobs_mode,
-            generation_config=model.generation_config,
-            override_generation_config=model.override_generation_config,
-            stream_interval=limits.stream_interval,
-            return_sampling_mask=settings.output.return_sampling_mask,
-            seed=engine.seed,
-            num_threads=engine.num_threads,
-            restarts=engine.engine_restarts,
-            load_timeout_s=engine.load_timeout,
-            fused=engine.fused,
-            trust_remote_code=engine.trust_remote_code,
-            kv_transfer_port=engine.kv_transfer_port,
-            kv_transfer_host=engine.kv_transfer_host,
-            kv_transfer_secret=engine.kv_transfer_secret,
-            kv_transfer_ttl_s=engine.kv_transfer_ttl,
-            kv_transfer_timeout_s=engine.kv_transfer_timeout,
-            reasoning_start=reasoning_start,
-            reasoning_end=reasoning_end,
-            speculative=None if lookup is None else NgramOptions(**dataclasses.asdict(lookup)),
-        ),
-        progress=progress,
+    return LocalEngineOptions(
+        model=model.model,
+        dtype=engine.dtype,
+        device=engine.device,
+        max_model_len=model.max_model_len,
+        max_num_seqs=limits.max_num_seqs,
+        max_num_batched_tokens=limits.max_num_batched_tokens or defaults.max_num_batched_tokens,
+        block_size=engine.block_size,
+        num_kv_blocks=engine.num_kv_blocks,
+        kv_cache_bytes=engine.kv_cache_memory_bytes,
+        scheduling_policy=limits.scheduling_policy,
+        enable_prefix_caching=engine.enable_prefix_caching,
+        max_logprobs=limits.max_logprobs,
+        logprobs_mode=limits.logprobs_mode,
+        generation_config=model.generation_config,
+        override_generation_config=model.override_generation_config,
+        stream_interval=limits.stream_interval,
+        return_sampling_mask=settings.output.return_sampling_mask,
+        seed=engine.seed,
+        num_threads=engine.num_threads,
+        restarts=engine.engine_restarts,
+        load_timeout_s=engine.load_timeout,
+        fused=engine.fused,
+        trust_remote_code=engine.trust_remote_code,
+        kv_transfer_port=engine.kv_transfer_port,
+        kv_transfer_host=engine.kv_transfer_host,
+        kv_transfer_secret=engine.kv_transfer_secret,
+        kv_transfer_ttl_s=engine.kv_transfer_ttl,
+        kv_transfer_timeout_s=engine.kv_transfer_timeout,
+        reasoning_start=reasoning_start,
+        reasoning_end=reasoning_end,
+        speculative=None if lookup is None else NgramOptions(**dataclasses.asdict(lookup)),
     )
 
 
@@ -88,16 +102,15 @@ def _null(settings: Settings, progress: Progress) -> Engine:
     from tokenwire.engine.null import NullEngine, NullEngineOptions
 
     defaults = NullEngineOptions()
-    return NullEngine(
-        NullEngineOptions(
-            vocab_size=settings.engine.null_vocab_size,
-            max_model_len=settings.model.max_model_len or defaults.max_model_len,
-            max_num_seqs=settings.limits.max_num_seqs,
-            max_logprobs=settings.limits.max_logprobs,
-            step_s=settings.engine.null_step_ms / 1000,
-            model=settings.model.model or defaults.model,
-        )
+    options = NullEngineOptions(
+        vocab_size=settings.engine.null_vocab_size,
+        max_model_len=settings.model.max_model_len or defaults.max_model_len,
+        max_num_seqs=settings.limits.max_num_seqs,
+        max_logprobs=settings.limits.max_logprobs,
+        step_s=settings.engine.null_step_ms / 1000,
+        model=settings.model.model or defaults.model,
     )
+    return _together([NullEngine(options) for _ in range(settings.engine.data_parallel_size)])
 
 
 def _remote(settings: Settings, progress: Progress) -> Engine:
@@ -152,6 +165,7 @@ def vllm_flags(settings: Settings) -> list[str]:
         ("--scheduling-policy", limits.scheduling_policy, None),
         ("--stream-interval", limits.stream_interval, plain.limits.stream_interval),
         ("--dtype", settings.engine.dtype, plain.engine.dtype),
+        ("--data-parallel-size", settings.engine.data_parallel_size, 1),
         ("--seed", settings.engine.seed, None),
     ):
         if value != default:

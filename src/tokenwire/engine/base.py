@@ -445,8 +445,8 @@ class Engine(ABC):
         return (self,)
 
     @property
-    def num_open(self) -> int:
-        """Requests of ours whose streams have not ended; 0 where the engine does not count them."""
+    def load(self) -> int:
+        """How much it has to do, without asking anybody: compares engines of one kind, has no unit."""
         return 0
 
     @abstractmethod

@@ -115,7 +115,7 @@ class NullEngine(Engine):
         return EngineStatus.PAUSED if self._is_ending and self._status is EngineStatus.READY else self._status
 
     @property
-    def num_open(self) -> int:
+    def load(self) -> int:
         return len(self._live)
 
     async def start(self) -> None:

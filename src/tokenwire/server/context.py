@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from starlette.types import Scope
 
 from tokenwire.engine.base import Engine, EngineStatus
-from tokenwire.server.metrics import Metrics
+from tokenwire.server.metrics import EngineFigures, Metrics
 from tokenwire.server.observers import LiveObserver, LogObserver
 from tokenwire.server.tracing import TracingObserver
 from tokenwire.service.chat import ChatService
@@ -81,7 +81,7 @@ class Server:
         """False once the engine is dead or starting again."""
         if self.engine is None:
             return True
-        return self.engine.status in (EngineStatus.READY, EngineStatus.PAUSED, EngineStatus.FROZEN)
+        return is_up(self.engine)
 
     @property
     def is_ready(self) -> bool:
@@ -96,10 +96,23 @@ class Server:
             return self.engine.info.max_model_len
         return self.settings.model.max_model_len if self.render is None else self.render.options.max_model_len
 
+    async def read_engine(self) -> None:
+        """Bring the engine's figures in `metrics` up to date."""
+        replicas = () if self.engine is None else self.engine.replicas
+        figures = self.metrics.engines
+        figures += [EngineFigures() for _ in range(len(replicas) - len(figures))]
+        for replica, known in zip(replicas, figures, strict=False):
+            known.take(await replica.stats(), up=is_up(replica))
+
     def drain(self) -> None:
         self.draining = True
         if self.generate is not None:
             self.generate.draining = True
+
+
+def is_up(engine: Engine) -> bool:
+    """False once it is dead or starting again."""
+    return engine.status in (EngineStatus.READY, EngineStatus.PAUSED, EngineStatus.FROZEN)
 
 
 def server_of(scope: Scope) -> Server:

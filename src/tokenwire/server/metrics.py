@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -52,6 +52,23 @@ class Histogram:
 
 
 @dataclass(slots=True)
+class EngineFigures:
+    """One replica of the engine."""
+
+    stats: EngineStats = field(default_factory=EngineStats)
+    """The newest snapshot."""
+    up: bool = True
+
+    def take(self, stats: EngineStats, *, up: bool) -> None:
+        """Nothing runs in an engine that is down; its counters stay where they were."""
+        self.up = up
+        self.stats = stats if up else replace(self.stats, **_AT_REST)
+
+
+_AT_REST: dict[str, Any] = {"num_running": 0, "num_waiting": 0, "num_waiting_tokens": 0, "kv_cache_usage": 0.0}
+
+
+@dataclass(slots=True)
 class Metrics:
     """Written by the observer and the error layer, read by the collector."""
 
@@ -73,9 +90,8 @@ class Metrics:
     request_latency: Histogram = field(default_factory=lambda: Histogram(REQUEST_BOUNDS))
     prompt_length: Histogram = field(default_factory=lambda: Histogram(LENGTH_BOUNDS))
     output_length: Histogram = field(default_factory=lambda: Histogram(LENGTH_BOUNDS))
-    engine: EngineStats = field(default_factory=EngineStats)
-    """The newest snapshot."""
-    engine_up: bool = True
+    engines: list[EngineFigures] = field(default_factory=lambda: [EngineFigures()])
+    """By data-parallel rank; shown with the rank as the label `engine`."""
 
     def error(self, status: Status) -> None:
         self.errors[status.type, status.code] += 1
@@ -100,7 +116,7 @@ class _Row:
     alias: str | None
     help: str
     source: str
-    """Attribute of `Metrics`, or `engine.X` of the newest engine snapshot."""
+    """Attribute of `Metrics`, of `EngineFigures` after `engine.`, of its `EngineStats` after `engine.stats.`."""
 
 
 _COUNTERS = (
@@ -109,27 +125,31 @@ _COUNTERS = (
     _Row("prompt_tokens", "prompt_tokens", "Prompt tokens of requests that got a first token.", "prompt_tokens"),
     _Row("prompt_tokens_cached", "prompt_tokens_cached", "Prompt tokens not computed.", "cached_prompt_tokens"),
     _Row("generation_tokens", "generation_tokens", "Tokens generated.", "generation_tokens"),
-    _Row("prefix_cache_queries", "prefix_cache_queries", "Prompt tokens looked up.", "engine.prefix_cache_queries"),
-    _Row("prefix_cache_hits", "prefix_cache_hits", "Prompt tokens found.", "engine.prefix_cache_hits"),
-    _Row("preemptions", "num_preemptions", "Sequences put back to make room.", "engine.num_preemptions"),
-    _Row("engine_steps", None, "Engine steps.", "engine.num_steps"),
+    _Row(
+        "prefix_cache_queries", "prefix_cache_queries", "Prompt tokens looked up.", "engine.stats.prefix_cache_queries"
+    ),
+    _Row("prefix_cache_hits", "prefix_cache_hits", "Prompt tokens found.", "engine.stats.prefix_cache_hits"),
+    _Row("preemptions", "num_preemptions", "Sequences put back to make room.", "engine.stats.num_preemptions"),
+    _Row("engine_steps", None, "Engine steps.", "engine.stats.num_steps"),
 )
 _SPECULATION = (
-    _Row("spec_decode_drafts", "spec_decode_num_drafts", "Drafts that were verified.", "engine.num_drafts"),
-    _Row("spec_decode_draft_tokens", "spec_decode_num_draft_tokens", "Tokens guessed.", "engine.num_draft_tokens"),
+    _Row("spec_decode_drafts", "spec_decode_num_drafts", "Drafts that were verified.", "engine.stats.num_drafts"),
+    _Row(
+        "spec_decode_draft_tokens", "spec_decode_num_draft_tokens", "Tokens guessed.", "engine.stats.num_draft_tokens"
+    ),
     _Row(
         "spec_decode_accepted_tokens",
         "spec_decode_num_accepted_tokens",
         "Guessed tokens that were right.",
-        "engine.num_accepted_draft_tokens",
+        "engine.stats.num_accepted_draft_tokens",
     ),
 )
 _GAUGES = (
-    _Row("requests_running", "num_requests_running", "Sequences running.", "engine.num_running"),
-    _Row("requests_waiting", "num_requests_waiting", "Sequences waiting.", "engine.num_waiting"),
-    _Row("tokens_waiting", None, "Prompt tokens waiting.", "engine.num_waiting_tokens"),
-    _Row("kv_cache_usage", "kv_cache_usage_perc", "Share of KV cache in use, 0 to 1.", "engine.kv_cache_usage"),
-    _Row("engine_up", None, "1 while the engine can serve.", "engine_up"),
+    _Row("requests_running", "num_requests_running", "Sequences running.", "engine.stats.num_running"),
+    _Row("requests_waiting", "num_requests_waiting", "Sequences waiting.", "engine.stats.num_waiting"),
+    _Row("tokens_waiting", None, "Prompt tokens waiting.", "engine.stats.num_waiting_tokens"),
+    _Row("kv_cache_usage", "kv_cache_usage_perc", "Share of KV cache in use, 0 to 1.", "engine.stats.kv_cache_usage"),
+    _Row("engine_up", None, "1 while the engine can serve.", "engine.up"),
 )
 _HISTOGRAMS = (
     _Row(
@@ -163,42 +183,44 @@ class _MetricsCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         labels = {"model_name": self._metrics.model_name, "engine": "0"}
         names, values = list(labels), list(labels.values())
-        for row in _COUNTERS:
-            for name in _names(row):
-                counter = CounterMetricFamily(name, row.help, labels=names)
-                counter.add_metric(values, float(self._read(row.source)))
-                yield counter
-        for row in _GAUGES:
-            for name in _names(row):
-                gauge = GaugeMetricFamily(name, row.help, labels=names)
-                gauge.add_metric(values, float(self._read(row.source)))
-                yield gauge
+        yield from self._plain(CounterMetricFamily, _COUNTERS, names)
+        yield from self._plain(GaugeMetricFamily, _GAUGES, names)
         for row in _HISTOGRAMS:
-            histogram: Histogram = self._read(row.source)
+            histogram: Histogram = getattr(self._metrics, row.source)
             for name in _names(row):
-                family = HistogramMetricFamily(name, row.help, labels=names)
-                family.add_metric(values, histogram.cumulative(), histogram.total)
-                yield family
+                shown = HistogramMetricFamily(name, row.help, labels=names)
+                shown.add_metric(values, histogram.cumulative(), histogram.total)
+                yield shown
         yield from self._by_label(names, values)
-        if self._metrics.engine.accepted_per_position:
+        if any(figures.stats.accepted_per_position for figures in self._metrics.engines):
             yield from self._speculation(names, values)
         if self._metrics.engine.kv_transfer is not None:
             yield from transfer_metrics(self._metrics.engine.kv_transfer, names, values)
 
+    def _plain(
+        self,
+        kind: type[CounterMetricFamily] | type[GaugeMetricFamily],
+        rows: Iterable[_Row],
+        names: list[str],
+    ) -> Iterator[Metric]:
+        for row in rows:
+            for name in _names(row):
+                family = kind(name, row.help, labels=names)
+                for rank, value in self._read(row.source):
+                    family.add_metric([self._metrics.model_name, rank], float(value))
+                yield family
+
     def _speculation(self, names: list[str], values: list[str]) -> Iterator[Metric]:
         """Only of an engine that speculates."""
-        for row in _SPECULATION:
-            for name in _names(row):
-                counter = CounterMetricFamily(name, row.help, labels=names)
-                counter.add_metric(values, float(self._read(row.source)))
-                yield counter
+        yield from self._plain(CounterMetricFamily, _SPECULATION, names)
         for name in (
             "tokenwire_spec_decode_accepted_tokens_per_pos",
             "vllm:spec_decode_num_accepted_tokens_per_pos",
         ):
             family = CounterMetricFamily(name, "Accepted guesses by place in the draft.", labels=[*names, "position"])
-            for position, count in enumerate(self._metrics.engine.accepted_per_position):
-                family.add_metric([*values, str(position)], count)
+            for rank, figures in enumerate(self._metrics.engines):
+                for position, count in enumerate(figures.stats.accepted_per_position):
+                    family.add_metric([values[0], str(rank), str(position)], count)
             yield family
 
     def _by_label(self, names: list[str], values: list[str]) -> Iterator[Metric]:
@@ -220,11 +242,14 @@ class _MetricsCollector(Collector):
             unknown.add_metric([*values, name], count)
         yield unknown
 
-    def _read(self, source: str) -> Any:
-        owner: Any = self._metrics
-        for part in source.split("."):
-            owner = getattr(owner, part)
-        return owner
+    def _read(self, source: str) -> Iterator[tuple[str, Any]]:
+        """The label `engine` and the figure; one of each replica where the engine counts, else one."""
+        whose, _, name = source.rpartition(".")
+        if not whose:
+            yield "0", getattr(self._metrics, name)
+            return
+        for rank, figures in enumerate(self._metrics.engines):
+            yield str(rank), getattr(figures.stats if whose == "engine.stats" else figures, name)
 
 
 def _names(row: _Row) -> list[str]:

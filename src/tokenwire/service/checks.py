@@ -14,6 +14,7 @@ import msgspec
 
 from tokenwire.engine.base import Capabilities, EngineInfo
 from tokenwire.errors import InvalidRequestError, PromptTooLongError, UnsupportedFeatureError
+from tokenwire.service.context import RequestContext
 from tokenwire.wire.generate import GenerateRequest
 from tokenwire.wire.sampling import SamplingParams
 
@@ -219,6 +220,18 @@ _FEATURES: tuple[_Feature, ...] = (
     ),
     _Feature("ec_transfer_params", lambda r, s: r.ec_transfer_params, _flag("ec_transfer"), "Leave it out."),
 )
+
+
+def check_rank(context: RequestContext, info: EngineInfo) -> None:
+    """Raises `InvalidRequestError` for a rank that no replica has."""
+    rank, size = context.data_parallel_rank, info.capabilities.data_parallel_size
+    if rank is None or size is None or 0 <= rank < size:
+        return
+    there_are = "has no data-parallel replicas" if size == 1 else f"has {size} data-parallel replicas"
+    allowed = "0" if size == 1 else f"from 0 to {size - 1}"
+    raise InvalidRequestError(
+        f"{context.rank_field} must be {allowed} (this server {there_are}), got {rank}.", param=context.rank_field
+    )
 
 
 def check_features(request: GenerateRequest, sampling: SamplingParams, info: EngineInfo, *, model: str) -> None:

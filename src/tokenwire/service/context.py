@@ -15,6 +15,8 @@ class RequestContext:
     request_id_header: str | None = None
     session_id: str | None = None
     data_parallel_rank: int | None = None
+    rank_field: str = "X-data-parallel-rank"
+    """Where the rank stood, for messages."""
     trace_headers: Mapping[str, str] | None = None
     prefer_cached: bool = False
     """`Prefer: if-available`: answer 412 rather than compute the prompt."""

@@ -27,6 +27,7 @@ from tokenwire.service.checks import (
     check_features,
     check_fingerprint,
     check_prompt,
+    check_rank,
     check_shape,
 )
 from tokenwire.service.context import RequestContext, ServiceOptions
@@ -120,7 +121,7 @@ class Preparer:
             self.fields.note(unknown, refused_prefix="parse_context." if request.output_mode == "derender" else None)
         self.models.check(request.model)
         check_fingerprint(request.render_fingerprint, self.options.render_fingerprint)
-        self.preflight(sampling.n)
+        self.preflight(sampling.n, context.data_parallel_rank)
         adapter = self.models.adapter_for(request.model, _modalities(request))
         info = self.engine.info
         self._check_combinations(request, sampling, context)
@@ -131,6 +132,7 @@ class Preparer:
         check_prompt(request.token_ids, info)
         model_name = adapter.name if adapter is not None else self.models.name
         check_features(request, sampling, info, model=self.models.name)
+        check_rank(context, info)
         sampling = msgspec.structs.replace(sampling, max_tokens=self.max_tokens(sampling, len(request.token_ids)))
         stop_strings = bool(sampling.stop_strings)
         shape = self._shape(request, sampling, context, endpoint)
@@ -174,9 +176,9 @@ class Preparer:
             timings=timings,
         )
 
-    def preflight(self, n: int) -> None:
-        """Raises unless the engine is up and admission has room for `n` sequences."""
-        status = self.engine.status
+    def preflight(self, n: int, rank: int | None = None) -> None:
+        """Raises unless the engine, or the one replica that is asked for, is up and admission has room for `n`."""
+        status = self._replica(rank).status
         if status is EngineStatus.DEAD:
             raise EngineDeadError("The engine is not running.")
         if self.draining:
@@ -186,6 +188,12 @@ class Preparer:
         if status is EngineStatus.PAUSED:
             raise EngineUnavailableError("Generation is paused; resume it with POST /resume.")
         self.admission.check(n)
+
+    def _replica(self, rank: int | None) -> Engine:
+        replicas = self.engine.replicas
+        if rank is None or len(replicas) == 1 or not 0 <= rank < len(replicas):
+            return self.engine
+        return replicas[rank]
 
     def max_tokens(self, sampling: SamplingParams, prompt_len: int) -> int:
         """What was asked for, else the smallest default, never beyond the context."""

@@ -20,7 +20,7 @@ def _refused(sentence: str, *, value: bool = False) -> ForeignFlag:
     return ForeignFlag(sentence, takes_value=value, refused=True)
 
 
-_CLUSTER = "the built-in engine is one process on one device."
+_CLUSTER = "a replica of the built-in engine is one process on one device of this machine."
 _MEDIA = "no media is loaded yet."
 _PLUGIN = "a format is an entry of the table in tokenwire/derender/parser/formats."
 
@@ -52,7 +52,6 @@ FOREIGN_FLAGS: dict[str, ForeignFlag] = {
     "--enable-ssl-refresh": _refused("restart the server to load new certificates."),
     "--tensor-parallel-size": _refused(_CLUSTER, value=True),
     "--pipeline-parallel-size": _refused(_CLUSTER, value=True),
-    "--data-parallel-size": _refused(_CLUSTER, value=True),
     "--data-parallel-rank": _refused(_CLUSTER, value=True),
     "--data-parallel-start-rank": _refused(_CLUSTER, value=True),
     "--data-parallel-size-local": _refused(_CLUSTER, value=True),

@@ -184,7 +184,16 @@ class EngineSettings:
     num_kv_blocks: int | None = option(minimum=1, help="Size of the KV cache in blocks. Default: from memory.")
     kv_cache_memory_bytes: int | None = option(minimum=1, help="Size of the KV cache in bytes (4G). Default: chosen.")
     enable_prefix_caching: bool = option(True, help="Keep the KV cache of prompts for later requests.")
-    num_threads: int | None = option(minimum=1, help="CPU threads of the engine. Default: all cores.")
+    num_threads: int | None = option(
+        minimum=1, help="CPU threads of the engine, of each of its replicas. Default: all cores, divided among them."
+    )
+    data_parallel_size: int = option(
+        1,
+        minimum=1,
+        maximum=128,
+        aliases=("-dp",),
+        help="Replicas of the engine on this machine, each with the whole model and a cache of its own.",
+    )
     seed: int | None = option(
         minimum=0, help="Requests without a seed draw by this one and their order of arrival. Default: each at random."
     )

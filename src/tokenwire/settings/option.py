@@ -33,9 +33,17 @@ def option(
     minimum: float | None = None,
     maximum: float | None = None,
     secret: bool = False,
+    aliases: tuple[str, ...] = (),
 ) -> Any:
-    """A field of a settings group. `secret` values are never shown. Bounds are inclusive."""
-    metadata = {"help": help, "metavar": metavar, "minimum": minimum, "maximum": maximum, "secret": secret}
+    """A field of a settings group. `secret` values are never shown. Bounds are inclusive. `aliases` are more flags."""
+    metadata = {
+        "help": help,
+        "metavar": metavar,
+        "minimum": minimum,
+        "maximum": maximum,
+        "secret": secret,
+        "aliases": aliases,
+    }
     if isinstance(default, list | dict):
         return dataclasses.field(default_factory=lambda: type(default)(default), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -56,6 +64,7 @@ class Option:
     minimum: float | None
     maximum: float | None
     secret: bool
+    aliases: tuple[str, ...]
 
     @property
     def flag(self) -> str:

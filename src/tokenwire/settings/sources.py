@@ -47,6 +47,8 @@ def check(settings: Settings) -> Settings:
         raise SettingsError("--ssl-keyfile and --ssl-certfile go together; one of them is missing.")
     if settings.remote.vllm_args and settings.model.engine != "vllm":
         raise SettingsError(f"Flags after -- are for --engine vllm, got {' '.join(settings.remote.vllm_args)}.")
+    if settings.engine.data_parallel_size > 1 and settings.model.engine == "remote":
+        raise SettingsError("--data-parallel-size is not for --engine remote: name several workers (--worker).")
     if settings.model.tokens_only and settings.model.tokenizer:
         raise SettingsError("--tokens-only loads no tokenizer; leave --tokenizer out.")
     if settings.model.engine == "local":
@@ -91,13 +93,15 @@ def _add(group: argparse._ArgumentGroup, opt: Option) -> None:
     default = "" if opt.default in (None, "", [], {}) else f" (default {_plain(opt.default)})"
     text = f"{opt.help}{default} [env {opt.env}]".replace("%", "%%")
     if opt.kind is bool:
-        group.add_argument(opt.flag, action=argparse.BooleanOptionalAction, dest=opt.name, help=text)
+        group.add_argument(opt.flag, *opt.aliases, action=argparse.BooleanOptionalAction, dest=opt.name, help=text)
     elif opt.kind is list:
         metavar = opt.metavar or "ITEM"
-        group.add_argument(opt.flag, nargs="+", action="extend", dest=opt.name, metavar=metavar, help=text)
+        group.add_argument(
+            opt.flag, *opt.aliases, nargs="+", action="extend", dest=opt.name, metavar=metavar, help=text
+        )
     else:
         metavar = opt.metavar or ("{" + ",".join(opt.choices) + "}" if opt.choices else opt.kind.__name__.upper())
-        group.add_argument(opt.flag, dest=opt.name, metavar=metavar, help=text)
+        group.add_argument(opt.flag, *opt.aliases, dest=opt.name, metavar=metavar, help=text)
 
 
 def _plain(value: Any) -> str:

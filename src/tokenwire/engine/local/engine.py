@@ -81,8 +81,10 @@ class LocalEngine(Engine):
         return self._source.pid if isinstance(self._source, CoreKeeper) else None
 
     @property
-    def num_open(self) -> int:
-        return len(self._streams)
+    def load(self) -> int:
+        """Our open streams, which count at once, and the core's sequences, which are everybody's but a step late."""
+        stats = self._gauges.stats
+        return len(self._streams) + stats.num_running + stats.num_waiting
 
     async def start(self) -> None:
         if self._watcher is not None:

@@ -21,13 +21,30 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 def choose_device(options: LocalEngineOptions) -> torch.device:
-    """The device asked for, else CUDA if there is one. Raises `EngineUnavailableError` if it is not there."""
+    """The device asked for, else CUDA if there is one; replicas take one CUDA device each, as far as they go round.
+
+    Raises `EngineUnavailableError` if it is not there.
+    """
     if options.device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    device = torch.device(options.device)
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    else:
+        device = torch.device(options.device)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise EngineUnavailableError(f"device={options.device!r}, but PyTorch sees no CUDA device.")
+    if device.type == "cuda" and _goes_round(options):
+        return torch.device("cuda", options.data_parallel_rank % torch.cuda.device_count())
     return device
+
+
+def _num_sharing(options: LocalEngineOptions, device: torch.device) -> int:
+    """Replicas whose caches lie in the memory of one device."""
+    if device.type == "cuda" and _goes_round(options):
+        return -(-options.data_parallel_size // torch.cuda.device_count())
+    return options.data_parallel_size
+
+
+def _goes_round(options: LocalEngineOptions) -> bool:
+    return options.data_parallel_size > 1 and ":" not in options.device
 
 
 def load_model(folder: Path, options: LocalEngineOptions, device: torch.device) -> PreTrainedModel:
@@ -75,7 +92,7 @@ def choose_num_blocks(
     elif options.kv_cache_bytes is not None:
         count = options.kv_cache_bytes // size
     else:
-        count = min(_free_bytes(device) // size, per_sequence * options.max_num_seqs)
+        count = min(_free_bytes(device) // _num_sharing(options, device) // size, per_sequence * options.max_num_seqs)
     if count < per_sequence:
         raise EngineUnavailableError(
             f"The KV cache holds {count * options.block_size} tokens, less than one sequence of "

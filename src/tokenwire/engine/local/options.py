@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any, Literal
 
 import msgspec
@@ -74,6 +75,29 @@ class LocalEngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What it writes when its reasoning ends; grammars hold from there on."""
     speculative: NgramOptions | None = None
     """Guess the next tokens and verify them together; None: one token a step."""
+    data_parallel_rank: int = 0
+    data_parallel_size: int = 1
+    """Replicas on this machine, which share its devices and its memory."""
+
+
+def of_replica(options: LocalEngineOptions, rank: int, size: int) -> LocalEngineOptions:
+    """The options of one replica of `size`: its share of the cores, random numbers and a transfer port of its own."""
+    threads = options.num_threads
+    if threads is None and size > 1 and "OMP_NUM_THREADS" not in os.environ:
+        threads = max(1, num_cores() // size)
+    return msgspec.structs.replace(
+        options,
+        num_threads=threads,
+        seed=None if options.seed is None else options.seed + rank,
+        kv_transfer_port=options.kv_transfer_port + rank if options.kv_transfer_port else options.kv_transfer_port,
+        data_parallel_rank=rank,
+        data_parallel_size=size,
+    )
+
+
+def num_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):

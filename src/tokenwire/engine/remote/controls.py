@@ -22,6 +22,7 @@ from tokenwire.engine.base import (
 from tokenwire.engine.remote.dialects.base import Call
 from tokenwire.engine.remote.http import TransportError
 from tokenwire.engine.remote.worker import Worker
+from tokenwire.engine.replicas import merge_facts
 from tokenwire.errors import EngineUnavailableError, UnsupportedFeatureError
 
 ALL_CONTROLS = frozenset(
@@ -46,16 +47,7 @@ async def send(message: Control, workers: list[Worker], timeout_s: float | None)
     Raises the first refusal; a worker without the route is an `UnsupportedFeatureError`.
     """
     answers = await asyncio.gather(*(_send_one(message, worker, timeout_s) for worker in workers))
-    facts: dict[str, Any] = {}
-    for answer in answers:
-        for name, value in answer.items():
-            if name in facts and isinstance(value, list) and isinstance(facts[name], list):
-                facts[name] = facts[name] + value
-            elif name == "success":
-                facts[name] = bool(value) and facts.get(name, True)
-            else:
-                facts.setdefault(name, value)
-    return facts
+    return merge_facts(answers)
 
 
 async def _send_one(message: Control, worker: Worker, timeout_s: float | None) -> dict[str, Any]:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from prometheus_client.exposition import choose_encoder
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from tokenwire import __version__
-from tokenwire.engine.base import EngineStats
 from tokenwire.server.context import Server, server_of
 from tokenwire.server.responses import WireResponse
 from tokenwire.server.routing import RouteSpec
@@ -49,17 +46,9 @@ async def version(request: Request) -> Response:
 async def metrics(request: Request) -> Response:
     """Prometheus text, or OpenMetrics for a scraper that asks for it."""
     server = server_of(request.scope)
-    figures = server.metrics
-    figures.engine_up = server.is_healthy
-    if server.engine is not None:
-        # Nothing runs in an engine that is down; its counters stay where they were.
-        figures.engine = await server.engine.stats() if server.is_healthy else _at_rest(figures.engine)
+    await server.read_engine()
     encoder, content_type = choose_encoder(request.headers.get("accept", ""))
     return Response(encoder(server.registry), headers={"content-type": content_type})
-
-
-def _at_rest(stats: EngineStats) -> EngineStats:
-    return dataclasses.replace(stats, num_running=0, num_waiting=0, num_waiting_tokens=0, kv_cache_usage=0.0)
 
 
 ROUTES = [

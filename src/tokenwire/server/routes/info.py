@@ -33,6 +33,7 @@ def _engine_facts(engine: Engine) -> dict[str, Any]:
     return {
         "name": info.name,
         "status": engine.status.value,
+        "replicas": [replica.status.value for replica in engine.replicas],
         "vocab_size": info.vocab_size,
         "eos_token_ids": list(info.eos_token_ids),
         "default_sampling_params": dict(info.default_sampling_params),

@@ -35,9 +35,10 @@ class SGLangGenerate:
         request, unknown = await read_as(SGLangRequest, scope, receive, server.settings.network.max_body_bytes)
         rid = request.rid if isinstance(request.rid, str) else uuid.uuid4().hex
         context = dataclasses.replace(request_context(scope, "json"), binary=True, request_id_header=None)
-        rank = request.routed_dp_rank if request.routed_dp_rank is not None else request.data_parallel_rank
-        if rank is not None:
-            context = dataclasses.replace(context, data_parallel_rank=rank)
+        for field in ("data_parallel_rank", "routed_dp_rank"):
+            rank = getattr(request, field)
+            if rank is not None:
+                context = dataclasses.replace(context, data_parallel_rank=rank, rank_field=field)
         if request.session_id is not None:
             context = dataclasses.replace(context, session_id=request.session_id)
         asked = to_generate_requests(request, rid, text=service.text is not None)
