@@ -18,6 +18,7 @@ from tokenwire.engine.base import (
     EngineRequest,
     EngineStats,
     EngineStatus,
+    KVTransferStats,
     Pause,
     ResetPrefixCache,
     Resume,
@@ -202,9 +203,16 @@ async def test_what_cannot_start_leaves_nothing_running() -> None:
 
 def test_figures_are_sums_and_shares_are_means() -> None:
     one = EngineStats(num_running=1, kv_cache_usage=0.5, accepted_per_position=(1, 2))
-    other = EngineStats(num_running=2, num_waiting=3, accepted_per_position=(5,))
-    both = EngineStats(num_running=3, num_waiting=3, kv_cache_usage=0.25, accepted_per_position=(6, 2))
-    assert total([one, other]) == both
+    moved = KVTransferStats(pulls=1, fallbacks={"gone": 2})
+    other = EngineStats(num_running=2, num_waiting=3, accepted_per_position=(5,), kv_transfer=moved)
+    third = EngineStats(kv_transfer=KVTransferStats(pulls=2, fallbacks={"gone": 1, "late": 1}))
+    assert total([one, other, third]) == EngineStats(
+        num_running=3,
+        num_waiting=3,
+        kv_cache_usage=0.5 / 3,
+        accepted_per_position=(6, 2),
+        kv_transfer=KVTransferStats(pulls=3, fallbacks={"gone": 3, "late": 1}),
+    )
 
 
 async def test_the_engine_says_how_many_replicas_it_has(replicas: list[Replica]) -> None:

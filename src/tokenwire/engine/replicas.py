@@ -201,13 +201,21 @@ def merge_facts(answers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 def total(stats: Sequence[EngineStats]) -> EngineStats:
     """Numbers of several engines as one's: sums, and the mean of the shares."""
-    sums = {f.name: _sum([getattr(one, f.name) for one in stats]) for f in dataclasses.fields(EngineStats)}
-    sums["kv_cache_usage"] /= len(stats)
-    return EngineStats(**sums)
+    summed: EngineStats = _sum(stats)
+    return dataclasses.replace(summed, kv_cache_usage=summed.kv_cache_usage / len(stats))
 
 
 def _sum(values: Sequence[Any]) -> Any:
-    """Of numbers, or of rows of numbers by place."""
-    if isinstance(values[0], tuple):
-        return tuple(sum(column) for column in itertools.zip_longest(*values, fillvalue=0))
-    return sum(values)
+    """Of numbers; of rows by place, of maps by key, of records by field. What is None counts for nothing."""
+    there = [value for value in values if value is not None]
+    if not there:
+        return None
+    first = there[0]
+    if isinstance(first, tuple):
+        return tuple(sum(column) for column in itertools.zip_longest(*there, fillvalue=0))
+    if isinstance(first, dict):
+        return {key: sum(value.get(key, 0) for value in there) for key in {key for value in there for key in value}}
+    if dataclasses.is_dataclass(first) and not isinstance(first, type):
+        fields = [f.name for f in dataclasses.fields(first)]
+        return type(first)(**{name: _sum([getattr(value, name) for value in there]) for name in fields})
+    return sum(there)

@@ -194,8 +194,13 @@ class _MetricsCollector(Collector):
         yield from self._by_label(names, values)
         if any(figures.stats.accepted_per_position for figures in self._metrics.engines):
             yield from self._speculation(names, values)
-        if self._metrics.engine.kv_transfer is not None:
-            yield from transfer_metrics(self._metrics.engine.kv_transfer, names, values)
+        transfers = [
+            ((values[0], str(rank)), figures.stats.kv_transfer)
+            for rank, figures in enumerate(self._metrics.engines)
+            if figures.stats.kv_transfer is not None
+        ]
+        if transfers:
+            yield from transfer_metrics(transfers, names)
 
     def _plain(
         self,

@@ -25,19 +25,24 @@ _GAUGES = (
 )
 
 
-def transfer_metrics(stats: KVTransferStats, names: Sequence[str], values: Sequence[str]) -> Iterator[Metric]:
-    """`names` and `values` are the labels that every figure has."""
+def transfer_metrics(
+    engines: Sequence[tuple[Sequence[str], KVTransferStats]], names: Sequence[str]
+) -> Iterator[Metric]:
+    """`names` are the labels that every figure has; each engine comes with its values of them."""
     for name, help, source in _COUNTERS:
         counter = CounterMetricFamily(name, help, labels=names)
-        counter.add_metric(values, float(getattr(stats, source)))
+        for values, stats in engines:
+            counter.add_metric(values, float(getattr(stats, source)))
         yield counter
     for name, help, source in _GAUGES:
         gauge = GaugeMetricFamily(name, help, labels=names)
-        gauge.add_metric(values, float(getattr(stats, source)))
+        for values, stats in engines:
+            gauge.add_metric(values, float(getattr(stats, source)))
         yield gauge
     fallbacks = CounterMetricFamily(
         "tokenwire_kv_fallbacks", "Prompts computed although blocks were promised.", labels=[*names, "reason"]
     )
-    for reason, count in stats.fallbacks.items():
-        fallbacks.add_metric([*values, reason], count)
+    for values, stats in engines:
+        for reason, count in stats.fallbacks.items():
+            fallbacks.add_metric([*values, reason], count)
     yield fallbacks
