@@ -10,6 +10,7 @@ TokenwireError
 │   ├── AuthenticationError       no key, or a wrong one
 │   ├── PermissionDeniedError     the route is closed to this caller
 │   ├── ModelNotFoundError        no such model or adapter
+│   ├── AdapterNotFoundError      nothing to load or unload
 │   ├── NotServedError            a route of the protocol that this server does not have
 │   ├── PrefixMismatchError       the template cannot continue the given prefix ids
 │   ├── CacheAbsentError          `Prefer: if-available`, and the prompt is not in the cache
@@ -110,6 +111,10 @@ class ModelNotFoundError(CallerError):
         self.model = model
         known = f" Valid aliases: {', '.join(aliases)}." if aliases else ""
         super().__init__(f"The model `{model}` does not exist.{known}", param="model")
+
+
+class AdapterNotFoundError(CallerError):
+    """No adapter is loaded under that name, or none is stored at that place; the message says which."""
 
 
 class NotServedError(CallerError):

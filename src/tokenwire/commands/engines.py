@@ -170,6 +170,11 @@ def vllm_flags(settings: Settings) -> list[str]:
     ):
         if value != default:
             flags += [flag, str(value)]
+    adapters = settings.adapters
+    if adapters.enable_lora or adapters.lora_modules or adapters.default_mm_loras:
+        flags.append("--enable-lora")
+    for flag, limit in (("--max-loras", adapters.max_loras), ("--max-lora-rank", adapters.max_lora_rank)):
+        flags += [] if limit is None else [flag, str(limit)]
     if model.override_generation_config:
         flags += ["--override-generation-config", json.dumps(model.override_generation_config)]
     if speculation := as_vllm_config(settings.engine):

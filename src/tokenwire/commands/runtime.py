@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
+from tokenwire.commands.adapters import load_adapters, lora_modules
 from tokenwire.commands.engines import make_engine
 from tokenwire.commands.memory import release_start_up_memory
 from tokenwire.commands.progress import LoadProgress
@@ -30,6 +31,7 @@ OnReady = Callable[[Settings, str, str, bool], None]
 def run(settings: Settings, *, with_engine: bool, on_ready: OnReady) -> int:
     """Run to the end; returns the exit code. Raises `SettingsError` before anything has started."""
     message_format(settings.chat)  # an unknown parser is known before anything is loaded
+    lora_modules(settings.adapters)
     progress = LoadProgress()
     engine = make_engine(settings, progress) if with_engine else None
     listener = bind(settings.network)
@@ -70,6 +72,7 @@ async def _open(
             folder = await asyncio.to_thread(_model_folder, model.model, progress, with_weights=own_weights)
         tokenizer, _ = await asyncio.gather(load_tokenizer(model, folder), _start(engine))
     server = build_server(settings, engine, tokenizer=tokenizer, model_name=_default_name(settings))
+    await load_adapters(server)
     process.server = server
     app = create_app(server)
     release_start_up_memory()

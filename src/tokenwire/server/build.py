@@ -16,6 +16,7 @@ from tokenwire.server.context import Server
 from tokenwire.server.metrics import Metrics
 from tokenwire.server.observers import LogObserver, MetricsObserver, Observers
 from tokenwire.server.tracing import otlp_observer
+from tokenwire.service.adapters import AdapterService
 from tokenwire.service.context import ServiceOptions
 from tokenwire.service.derender import DerenderService, DerenderSetup
 from tokenwire.service.derender_input import DerenderLimits
@@ -83,6 +84,7 @@ def build_server(
         server.generate = GenerateService(
             engine, models, options, text=_text_tools(settings, tokenizer, parser), observer=Observers(observers)
         )
+        server.adapters = AdapterService(engine, models)
         server.fields = server.generate.preparer.fields
         server.endpoints = build_endpoints(server)
     return server

@@ -13,6 +13,7 @@ from tokenwire.engine.base import Engine, EngineStatus
 from tokenwire.server.metrics import EngineFigures, Metrics
 from tokenwire.server.observers import LiveObserver, LogObserver
 from tokenwire.server.tracing import TracingObserver
+from tokenwire.service.adapters import AdapterService
 from tokenwire.service.chat import ChatService
 from tokenwire.service.completion import CompletionService
 from tokenwire.service.derender import DerenderService
@@ -47,6 +48,8 @@ class Server:
     metrics: Metrics
     engine: Engine | None = None
     generate: GenerateService | None = None
+    adapters: AdapterService | None = None
+    """Set with an engine; whether that takes adapters is its own to say."""
     tokenizer: Tokenizer | None = None
     derender: DerenderService | None = None
     """Set with a tokenizer, as is `render`."""
@@ -124,6 +127,12 @@ def engine_of(server: Server) -> Engine:
     """The engine, on routes that exist only with one."""
     assert server.engine is not None
     return server.engine
+
+
+def adapters_of(server: Server) -> AdapterService:
+    """The adapters' service, on routes that exist only with an engine."""
+    assert server.adapters is not None
+    return server.adapters
 
 
 def generate_of(server: Server) -> GenerateService:

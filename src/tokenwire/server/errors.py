@@ -32,6 +32,7 @@ TABLE: dict[type[BaseException], Status] = {
     errors.AuthenticationError: Status(401, "AuthenticationError"),
     errors.PermissionDeniedError: Status(403, "PermissionDeniedError"),
     errors.ModelNotFoundError: Status(404, "NotFoundError"),
+    errors.AdapterNotFoundError: Status(404, "NotFoundError"),
     errors.PrefixMismatchError: Status(409, "ConflictError"),
     errors.CacheAbsentError: Status(412, "PreconditionFailedError"),
     errors.BodyTooLargeError: Status(413, "PayloadTooLargeError"),

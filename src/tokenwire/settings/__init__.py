@@ -2,6 +2,7 @@
 
 from tokenwire.settings.groups import (
     AccessSettings,
+    AdapterSettings,
     ChatSettings,
     EngineSettings,
     LimitSettings,
@@ -17,6 +18,7 @@ from tokenwire.settings.sources import Loaded, Parser, load, make_parser
 
 __all__ = [
     "AccessSettings",
+    "AdapterSettings",
     "ChatSettings",
     "EngineSettings",
     "LimitSettings",

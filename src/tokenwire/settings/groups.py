@@ -236,6 +236,21 @@ class EngineSettings:
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
+class AdapterSettings:
+    """LoRA adapters, where the engine takes them (vLLM)"""
+
+    enable_lora: bool = option(False, help="Make room for adapters; implied by the settings that name some.")
+    lora_modules: list[str] = option(
+        [], metavar="NAME=PATH", help="Adapters loaded at the start; or JSON objects with name and path."
+    )
+    default_mm_loras: dict[str, Any] = option(
+        {}, metavar="JSON", help="Medium -> adapter that prompts with this medium use without naming it."
+    )
+    max_loras: int | None = option(minimum=1, help="Adapters in one batch. Default: the engine's.")
+    max_lora_rank: int | None = option(minimum=1, help="Largest rank of an adapter. Default: the engine's.")
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
 class RemoteSettings:
     """Other engines: remote workers, vLLM"""
 
@@ -274,4 +289,5 @@ class Settings:
     chat: ChatSettings = field(default_factory=ChatSettings)
     engine: EngineSettings = field(default_factory=EngineSettings)
     logs: LogSettings = field(default_factory=LogSettings)
+    adapters: AdapterSettings = field(default_factory=AdapterSettings)
     remote: RemoteSettings = field(default_factory=RemoteSettings)

@@ -151,6 +151,8 @@ def _bool(text: str) -> bool:
 
 
 def _list(text: str) -> list[str]:
+    if text.startswith("{"):
+        return [text]
     if text.startswith("["):
         items = json.loads(text)
         return [item if isinstance(item, str) else json.dumps(item) for item in items]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from tokenwire.settings.foreign import FOREIGN_FLAGS, ForeignFlag
-from tokenwire.settings.groups import Settings
+from tokenwire.settings.groups import AdapterSettings, Settings
 from tokenwire.settings.option import ENV_PREFIX, Option, SettingsError, options_of
 from tokenwire.settings.speculation import as_vllm_config, prompt_lookup
 
@@ -49,6 +49,8 @@ def check(settings: Settings) -> Settings:
         raise SettingsError(f"Flags after -- are for --engine vllm, got {' '.join(settings.remote.vllm_args)}.")
     if settings.engine.data_parallel_size > 1 and settings.model.engine == "remote":
         raise SettingsError("--data-parallel-size is not for --engine remote: name several workers (--worker).")
+    if settings.adapters != AdapterSettings() and settings.model.engine not in ("vllm", "remote"):
+        raise SettingsError(f"The {settings.model.engine} engine takes no LoRA adapters; --engine vllm does.")
     if settings.model.tokens_only and settings.model.tokenizer:
         raise SettingsError("--tokens-only loads no tokenizer; leave --tokenizer out.")
     if settings.model.engine == "local":

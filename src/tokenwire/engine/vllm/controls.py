@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-import itertools
+import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from tokenwire.engine.base import (
     CollectiveRpc,
     Control,
+    Describe,
+    EngineStatus,
+    IsSleeping,
+    KvEventSources,
     LoadAdapter,
     Pause,
+    Profile,
+    ReleaseKvCache,
+    ResetEncoderCache,
+    ResetMediaCache,
     ResetPrefixCache,
     Resume,
     Sleep,
@@ -18,114 +26,124 @@ from tokenwire.engine.base import (
     WakeUp,
     WeightTransfer,
 )
+from tokenwire.engine.vllm.adapters import Adapters
 from tokenwire.engine.vllm.errors import translated
-from tokenwire.engine.vllm.support import WEIGHT_ACTIONS, accepts
-from tokenwire.errors import InvalidRequestError, ModelNotFoundError, UnsupportedFeatureError
+from tokenwire.engine.vllm.support import accepts, flag, tag_of
+from tokenwire.engine.vllm.weights import Weights
+from tokenwire.errors import InvalidRequestError, NotServedError, UnsupportedFeatureError
 
 
 class Controls:
-    """Carries out control messages, and keeps the adapters that were loaded by name."""
+    """Carries out control messages on one AsyncLLM, and knows whether it stands still because of them."""
 
-    def __init__(self, engine: Any) -> None:
+    def __init__(self, engine: Any, adapters: Adapters, obeyed: frozenset[str]) -> None:
+        """`obeyed`: tags of the messages that this vLLM can carry out."""
         self._engine = engine
-        self._adapters: dict[str, Any] = {}
-        self._serial = itertools.count(1)
-        self.weight_version: str | None = None
-        """The committed label, where this vLLM has labels. vLLM tells spans with a sequence's last output only; this
-        names the weights of a sequence that is ended here, at a stop string."""
-
-    async def learn_weight_version(self) -> None:
-        if hasattr(self._engine, "get_weight_version"):
-            self.weight_version = await self._engine.get_weight_version()
-
-    def adapter(self, name: str) -> Any:
-        """vLLM's request for a loaded adapter. Raises `ModelNotFoundError`."""
-        if name not in self._adapters:
-            raise ModelNotFoundError(name, list(self._adapters))
-        return self._adapters[name]
+        self._obeyed = obeyed
+        self._adapters = adapters
+        self._asleep = False
+        """Memory was given back: steps would crash."""
+        self.weights = Weights(engine)
+        self.status = EngineStatus.READY
+        """READY, PAUSED or FROZEN."""
 
     async def carry_out(self, message: Control) -> dict[str, Any]:
         """Facts for the reply. Raises our errors only."""
+        if tag_of(type(message)) not in self._obeyed:
+            raise NotServedError(f"This vLLM, with its flags, has no {tag_of(type(message))}.")
         with translated():
-            return await self._carry_out(message)
+            match message:
+                case Pause() | Sleep():
+                    return await self._stand_still(message)
+                case Resume() | WakeUp():
+                    return await self._go_on(message)
+                case LoadAdapter():
+                    await self._adapters.load(message)
+                case UnloadAdapter(name=name):
+                    await self._adapters.unload(name)
+                case WeightTransfer(action=action, info=info):
+                    return await self.weights.carry_out(action, info)
+                case _:
+                    return await self._ask(message)
+        return {}
 
-    async def _carry_out(self, message: Control) -> dict[str, Any]:
+    async def _stand_still(self, message: Pause | Sleep) -> dict[str, Any]:
+        """The status counts from the first moment: a pause that waits takes nothing new meanwhile."""
+        before = self.status
+        frozen = message.mode == "keep" and (isinstance(message, Pause) or message.level == 0)
+        self.status = EngineStatus.FROZEN if frozen else EngineStatus.PAUSED
+        try:
+            if isinstance(message, Pause):
+                pause = self._engine.pause_generation
+                await pause(**_pause_arguments(pause, message.mode, message.clear_cache))
+            else:
+                await self._sleep(message)
+        except BaseException:
+            self.status = before
+            raise
+        return {}
+
+    async def _sleep(self, message: Sleep) -> None:
+        if message.level > 0 and not flag(self._engine.vllm_config, "enable_sleep_mode"):
+            raise NotServedError(
+                f"sleep at level {message.level} needs vLLM's sleep mode: start it with -- --enable-sleep-mode (GPUs "
+                "only). Level 0 pauses and keeps the memory."
+            )
+        mode = {"mode": message.mode} if message.mode != "abort" else {}
+        await self._engine.sleep(**_known(self._engine.sleep, {"level": message.level, **mode}))
+        self._asleep = message.level > 0
+
+    async def _go_on(self, message: Resume | WakeUp) -> dict[str, Any]:
+        if isinstance(message, Resume):
+            if self._asleep:
+                raise InvalidRequestError("The engine is asleep, not only paused: POST /wake_up.")
+            await self._engine.resume_generation()
+            self.status = EngineStatus.READY
+            return {}
+        awake = await self._engine.wake_up(message.tags)
+        if awake is None:  # older versions do not say
+            awake = message.tags is None or not await self._engine.is_sleeping()
+        if awake:
+            self._asleep = False
+            self.status = EngineStatus.READY
+        return {"fully_awake": bool(awake)}
+
+    async def _ask(self, message: Control) -> dict[str, Any]:
         engine = self._engine
         match message:
-            case Pause(mode=mode, clear_cache=clear):
-                await engine.pause_generation(**_pause_arguments(engine.pause_generation, mode, clear))
-            case Resume():
-                await engine.resume_generation()
             case ResetPrefixCache(reset_running_requests=running, reset_external=external):
                 wanted = {"reset_running_requests": running, "reset_connector": external}
                 done = await engine.reset_prefix_cache(**_known(engine.reset_prefix_cache, wanted))
                 return {"success": done is not False}
-            case Sleep(level=level, mode=mode):
-                defaults = {"level": level} | ({"mode": mode} if mode != "abort" else {})
-                await engine.sleep(**_known(engine.sleep, defaults))
-            case WakeUp(tags=tags):
-                await engine.wake_up(tags)
+            case ResetMediaCache():
+                await engine.reset_mm_cache()
+            case ResetEncoderCache():
+                await engine.reset_encoder_cache()
+            case ReleaseKvCache():
+                await engine.release_kv_cache_memory()
+                self._asleep = True
+            case IsSleeping():
+                return {"is_sleeping": bool(await engine.is_sleeping())}
             case CollectiveRpc(method=method, args=args, kwargs=kwargs, timeout_s=timeout):
                 results = await engine.collective_rpc(method, timeout=timeout, args=tuple(args), kwargs=kwargs)
                 return {"results": results}
-            case LoadAdapter():
-                await self._load(message)
-            case UnloadAdapter(name=name):
-                await engine.remove_lora(self.adapter(name).lora_int_id)
-                del self._adapters[name]
-            case WeightTransfer(action=action, info=info):
-                return await self._weights(action, info)
-            case _:
-                raise UnsupportedFeatureError(
-                    "control", value=type(message).__name__, where="the vllm engine", way_out="Leave it out."
-                )
-        return {}
-
-    async def _load(self, message: LoadAdapter) -> None:
-        from vllm.lora.request import LoRARequest
-
-        known = self._adapters.get(message.name)
-        number = known.lora_int_id if known is not None else next(self._serial)
-        inplace = {"load_inplace": True} if message.load_inplace else {}
-        adapter = LoRARequest(lora_name=message.name, lora_int_id=number, lora_path=message.path, **inplace)
-        await self._engine.add_lora(adapter)
-        self._adapters[message.name] = adapter
-
-    async def _weights(self, action: str, info: Mapping[str, Any]) -> dict[str, Any]:
-        """One step of the weight-update protocol, under the route's name."""
-        engine = self._engine
-        if action not in WEIGHT_ACTIONS:
-            raise InvalidRequestError(f"unknown weight action {action!r}", param="action")
-        if action == "weight_info":
-            return {"weight_version": await engine.get_weight_version()}
-        if action == "get_world_size":
-            parallel = engine.vllm_config.parallel_config
-            include_dp = str(info.get("include_dp", "true")).lower() != "false"
-            return {"world_size": parallel.world_size_across_dp if include_dp else parallel.world_size}
-        if action == "update_weight_version":
-            new_version = str(info["new_version"])
-            await engine.update_weight_version(new_version)
-            self.weight_version = new_version
-            return {"success": True, "new_version": new_version}
-        if action == "finish_weight_update":
-            version = info.get("weight_version")
-            await engine.finish_weight_update(**({"weight_version": version} if version is not None else {}))
-            await self.learn_weight_version()
-        elif action in ("init_weight_transfer_engine", "update_weights"):
-            await getattr(engine, action)(_weight_request(action, info))
-        elif action == "weight_checker":
-            return {"checksums": await engine.compute_weight_checksums()}
-        else:
-            await getattr(engine, action)()
+            case Profile(action=action, options=options):
+                function = engine.start_profile if action == "start" else engine.stop_profile
+                await function(**_known(function, options))
+            case Describe(format=format):
+                return {"config": await asyncio.to_thread(_described, engine.vllm_config, format)}
+            case KvEventSources():
+                return {"sources": {str(k): _described(v, "json") for k, v in engine.get_kv_event_sources().items()}}
         return {}
 
 
-def _weight_request(action: str, info: Mapping[str, Any]) -> Any:
-    from vllm.distributed.weight_transfer.base import WeightTransferInitRequest, WeightTransferUpdateRequest
+def _described(config: Any, format: str) -> Any:
+    """One of vLLM's configuration records as its own text, or as plain data."""
+    if format == "text":
+        return str(config)
+    from pydantic import TypeAdapter
 
-    if action == "update_weights":
-        return WeightTransferUpdateRequest(update_info=info["update_info"])
-    return WeightTransferInitRequest(init_info=info["init_info"])
+    return TypeAdapter(type(config)).dump_python(config, mode="json", fallback=str)
 
 
 def _pause_arguments(function: Callable[..., Any], mode: str, clear_cache: bool) -> dict[str, Any]:

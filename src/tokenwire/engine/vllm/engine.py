@@ -18,12 +18,9 @@ from tokenwire.engine.base import (
     EngineStats,
     EngineStatus,
     OutputStream,
-    Pause,
-    Resume,
-    Sleep,
-    WakeUp,
 )
 from tokenwire.engine.queue import RequestQueue
+from tokenwire.engine.vllm.adapters import Adapters
 from tokenwire.engine.vllm.controls import Controls
 from tokenwire.engine.vllm.params import ParamsMaker
 from tokenwire.engine.vllm.request import LiveRequest
@@ -59,7 +56,7 @@ class VllmEngine(Engine):
     def status(self) -> EngineStatus:
         if self._engine is not None and self._engine.errored:
             return EngineStatus.DEAD
-        return self._status
+        return self._controls.status if self._status is EngineStatus.READY else self._status
 
     async def start(self) -> None:
         """Load the model; minutes. Raises `EngineUnavailableError` with vLLM's own words."""
@@ -71,15 +68,16 @@ class VllmEngine(Engine):
         except Exception as exc:
             raise EngineUnavailableError(f"vLLM did not start: {exc}") from exc
         self.adopt(engine)
-        await self._controls.learn_weight_version()
+        await self._controls.weights.learn_version()
         self._tracing = await engine.is_tracing_enabled()
 
     def adopt(self, engine: Any) -> None:
         """Serve with an AsyncLLM that is already there."""
         self._params = ParamsMaker()
         self._support = Support.of(engine, self._params.cls)
-        self._controls = Controls(engine)
         self._info = describe(engine, self._support)
+        self._adapters = Adapters(engine, self._is_used)
+        self._controls = Controls(engine, self._adapters, self._info.capabilities.controls)
         self._engine = engine
         self._status = EngineStatus.READY
 
@@ -100,7 +98,7 @@ class VllmEngine(Engine):
             refused = RequestQueue(request.sampling.n, lambda: None, lambda index: None)
             refused.fail(exc)
             return refused
-        live = LiveRequest(self._engine, request, self._params, self._controls, arguments)
+        live = LiveRequest(self._engine, request, self._params, self._controls.weights, arguments)
         self._live[request.request_id] = live
         live.start().add_done_callback(lambda _: self._live.pop(request.request_id, None))
         return live.stream
@@ -108,7 +106,7 @@ class VllmEngine(Engine):
     def _arguments(self, request: EngineRequest) -> dict[str, Any]:
         kwargs = request.reasoning_parser_kwargs
         wanted = {
-            "lora_request": self._controls.adapter(request.adapter) if request.adapter is not None else None,
+            "lora_request": self._adapters.find(request.adapter) if request.adapter is not None else None,
             "trace_headers": request.trace_headers if self._tracing else None,
             "priority": request.priority or None,
             "data_parallel_rank": request.data_parallel_rank,
@@ -134,12 +132,7 @@ class VllmEngine(Engine):
         return self._stats.stats()
 
     async def control(self, message: Control) -> dict[str, Any]:
-        facts = await self._controls.carry_out(message)
-        match message:
-            case Pause(mode="keep"):
-                self._status = EngineStatus.FROZEN
-            case Pause() | Sleep():
-                self._status = EngineStatus.PAUSED
-            case Resume() | WakeUp(tags=None):
-                self._status = EngineStatus.READY
-        return facts
+        return await self._controls.carry_out(message)
+
+    def _is_used(self, adapter: Any) -> bool:
+        return any(live.adapter is adapter for live in self._live.values())

@@ -10,11 +10,11 @@ from typing import Any
 
 from tokenwire.engine.base import EngineOutput, EngineRequest
 from tokenwire.engine.queue import RequestQueue
-from tokenwire.engine.vllm.controls import Controls
 from tokenwire.engine.vllm.errors import translated
 from tokenwire.engine.vllm.inputs import make_prompt
 from tokenwire.engine.vllm.outputs import OutputMaker
 from tokenwire.engine.vllm.params import ParamsMaker
+from tokenwire.engine.vllm.weights import Weights
 from tokenwire.errors import GenerationError, TokenwireError
 
 logger = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ class LiveRequest:
         engine: Any,
         request: EngineRequest,
         params: ParamsMaker,
-        controls: Controls,
+        weights: Weights,
         arguments: Mapping[str, Any],
     ) -> None:
         """`arguments` go to `AsyncLLM.generate` of every sequence."""
@@ -36,8 +36,10 @@ class LiveRequest:
         self.stream = RequestQueue(request.sampling.n, self.cancel, self._stop, ask_end=self._ask_end)
         self._engine = engine
         self._params = params
-        self._controls = controls
+        self._weights = weights
         self._arguments = arguments
+        self.adapter = arguments.get("lora_request")
+        """vLLM's LoRARequest, if the request has one."""
         self._sequences: dict[int, asyncio.Task[None]] = {}
         self._open = set(range(request.sampling.n))
         self._ending: set[asyncio.Task[None]] = set()
@@ -115,7 +117,7 @@ class LiveRequest:
             async with aclosing(results):
                 async for result in results:
                     output = maker.make(result)
-                    output.weight_version = self._controls.weight_version
+                    output.weight_version = self._weights.version
                     if output.finish_reason is not None:
                         self._open.discard(index)
                     self.stream.put(output)

@@ -10,8 +10,16 @@ from typing import Any
 from tokenwire.engine.base import (
     Capabilities,
     CollectiveRpc,
+    Control,
+    Describe,
+    IsSleeping,
+    KvEventSources,
     LoadAdapter,
     Pause,
+    Profile,
+    ReleaseKvCache,
+    ResetEncoderCache,
+    ResetMediaCache,
     ResetPrefixCache,
     Resume,
     Sleep,
@@ -21,23 +29,25 @@ from tokenwire.engine.base import (
 )
 from tokenwire.errors import UnsupportedFeatureError
 
-_METHODS = {
+_METHODS: dict[type[Control], str] = {
     Pause: "pause_generation",
     Resume: "resume_generation",
     ResetPrefixCache: "reset_prefix_cache",
+    ResetMediaCache: "reset_mm_cache",
+    ResetEncoderCache: "reset_encoder_cache",
     Sleep: "sleep",
     WakeUp: "wake_up",
+    ReleaseKvCache: "release_kv_cache_memory",
+    IsSleeping: "is_sleeping",
     LoadAdapter: "add_lora",
     UnloadAdapter: "remove_lora",
     CollectiveRpc: "collective_rpc",
+    Profile: "start_profile",
+    KvEventSources: "get_kv_event_sources",
+    WeightTransfer: "collective_rpc",
+    Describe: "vllm_config",
 }
-WEIGHT_ACTIONS = frozenset(
-    {
-        *("init_weight_transfer_engine", "shutdown_weight_transfer_engine", "start_weight_update"),
-        *("start_draft_weight_update", "update_weights", "finish_weight_update", "update_weight_version"),
-        *("weight_info", "weight_checker", "get_world_size"),
-    }
-)
+"""Message -> the attribute of AsyncLLM without which it cannot be carried out."""
 STRUCTURED_KINDS = frozenset({"json", "regex", "choice", "grammar", "json_object", "structural_tag"})
 
 
@@ -101,7 +111,7 @@ def capabilities(engine: Any, support: Support) -> Capabilities:
         ec_transfer=getattr(config, "ec_transfer_config", None) is not None,
         data_parallel_size=config.parallel_config.data_parallel_size,
         extra_args=True,
-        controls=_controls(engine),
+        controls=controls_of(engine),
     )
 
 
@@ -111,7 +121,19 @@ def flag(config: Any, name: str) -> bool:
     return any(bool(getattr(section, name, False)) for section in sections)
 
 
-def _controls(engine: Any) -> frozenset[str]:
-    kinds = [kind for kind, method in _METHODS.items() if hasattr(engine, method)]
-    kinds += [WeightTransfer] if hasattr(engine, "init_weight_transfer_engine") else []
-    return frozenset(str(kind.__struct_config__.tag) for kind in kinds)
+def controls_of(engine: Any) -> frozenset[str]:
+    """Tags of what this engine can carry out: the method is there, and the flag that it needs was given."""
+    config = engine.vllm_config
+    missing: set[type[Control]] = set()
+    if getattr(config, "lora_config", None) is None:
+        missing |= {LoadAdapter, UnloadAdapter}
+    if not flag(config, "enable_sleep_mode"):
+        missing.add(ReleaseKvCache)
+    profiler = getattr(config, "profiler_config", None)
+    if profiler is not None and getattr(profiler, "profiler", None) is None:
+        missing.add(Profile)
+    return frozenset(tag_of(k) for k, name in _METHODS.items() if hasattr(engine, name) and k not in missing)
+
+
+def tag_of(kind: type[Control]) -> str:
+    return str(kind.__struct_config__.tag)

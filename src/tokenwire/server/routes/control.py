@@ -1,21 +1,25 @@
-"""Control routes of the engine: pause, resume, cache reset. Only the operator may call them."""
+"""Control routes of the engine: pause, resume, resets of its caches. Only the operator may call them."""
 
 from __future__ import annotations
-
-from typing import Literal
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tokenwire.engine.base import EngineStatus, Pause, ResetPrefixCache, Resume
-from tokenwire.errors import InvalidRequestError
+from tokenwire.engine.base import (
+    EngineStatus,
+    Pause,
+    ResetEncoderCache,
+    ResetMediaCache,
+    ResetPrefixCache,
+    Resume,
+)
+from tokenwire.server.commanding import command, query_bool, query_choice
 from tokenwire.server.context import engine_of, server_of
 from tokenwire.server.responses import WireResponse
 from tokenwire.server.routing import RouteSpec
 
-PauseMode = Literal["abort", "wait", "keep"]
-_BOOLS = {"true": True, "1": True, "false": False, "0": False}
+PAUSE_MODES = ("abort", "wait", "keep")
 
 
 class StatusReply(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,32 +34,15 @@ class Success(msgspec.Struct, frozen=True, kw_only=True):
     success: bool
 
 
-def query_bool(request: Request, name: str, default: bool) -> bool:
-    """A query parameter as true/false or 1/0. Raises `InvalidRequestError` for anything else."""
-    text = request.query_params.get(name)
-    if text is None:
-        return default
-    if text.lower() not in _BOOLS:
-        raise InvalidRequestError(f"Query parameter {name} must be true or false, got {text!r}.", param=name)
-    return _BOOLS[text.lower()]
-
-
-def _mode(request: Request) -> PauseMode:
-    text = request.query_params.get("mode", "abort")
-    if text not in ("abort", "wait", "keep"):
-        raise InvalidRequestError(f"Query parameter mode must be abort, wait or keep, got {text!r}.", param="mode")
-    return text  # type: ignore[return-value]
-
-
 async def pause(request: Request) -> Response:
     """`?mode=abort|wait|keep&clear_cache=true`; answers once the engine stands still."""
-    message = Pause(mode=_mode(request), clear_cache=query_bool(request, "clear_cache", True))
-    await engine_of(server_of(request.scope)).control(message)
+    mode = query_choice(request, "mode", PAUSE_MODES, "abort")
+    await command(request, Pause(mode=mode, clear_cache=query_bool(request, "clear_cache", True)))
     return WireResponse(StatusReply(status="paused"))
 
 
 async def resume(request: Request) -> Response:
-    await engine_of(server_of(request.scope)).control(Resume())
+    await command(request, Resume())
     return WireResponse(StatusReply(status="resumed"))
 
 
@@ -70,8 +57,18 @@ async def reset_prefix_cache(request: Request) -> Response:
         reset_running_requests=query_bool(request, "reset_running_requests", False),
         reset_external=query_bool(request, "reset_external", False),
     )
-    facts = await engine_of(server_of(request.scope)).control(message)
+    facts = await command(request, message)
     return WireResponse(Success(success=bool(facts.get("success", True))))
+
+
+async def reset_mm_cache(request: Request) -> Response:
+    await command(request, ResetMediaCache())
+    return Response()
+
+
+async def reset_encoder_cache(request: Request) -> Response:
+    await command(request, ResetEncoderCache())
+    return Response()
 
 
 ROUTES = [
@@ -109,6 +106,24 @@ ROUTES = [
         summary="Forget cached prompts.",
         methods=("POST",),
         response=Success,
+        tag="control",
+        needs_engine=True,
+        control=True,
+    ),
+    RouteSpec(
+        path="/reset_mm_cache",
+        endpoint=reset_mm_cache,
+        summary="Forget processed media.",
+        methods=("POST",),
+        tag="control",
+        needs_engine=True,
+        control=True,
+    ),
+    RouteSpec(
+        path="/reset_encoder_cache",
+        endpoint=reset_encoder_cache,
+        summary="Forget encoder outputs.",
+        methods=("POST",),
         tag="control",
         needs_engine=True,
         control=True,
