@@ -195,6 +195,15 @@ def test_flags_of_ours_reach_vllm_and_its_own_come_last():
     assert flags[-2:] == ["--max-num-seqs", "9"]
 
 
+def test_settings_of_the_same_meaning_reach_vllm():
+    told = ("--block-size", "32"), ("--per-request-spec-decode-metrics", "summary"), ("--max-lora-rank", "64")
+    more = ("--no-enable-prefix-caching", "--trust-remote-code", "--lora-modules", "a=/a")
+    flags = vllm_flags(settings("M", "--engine", "vllm", *(word for pair in told for word in pair), *more))
+    assert all((flag, value) in zip(flags, flags[1:], strict=False) for flag, value in told)
+    assert {"--no-enable-prefix-caching", "--trust-remote-code", "--enable-lora"} <= set(flags)
+    assert "--lora-modules" not in flags
+
+
 def test_settings_of_the_same_name_reach_the_local_engine():
     from tokenwire.engine.local.options import LocalEngineOptions
 

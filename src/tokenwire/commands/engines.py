@@ -153,7 +153,7 @@ def _vllm(settings: Settings, progress: Progress) -> Engine:
 
 def vllm_flags(settings: Settings) -> list[str]:
     """vLLM's own flags, after ours that mean the same: a flag of vLLM's that is given wins."""
-    model, limits, plain = settings.model, settings.limits, Settings()
+    model, limits, engine, plain = settings.model, settings.limits, settings.engine, Settings()
     flags = [] if model.max_model_len is None else ["--max-model-len", str(model.max_model_len)]
     for flag, value, default in (
         ("--tokenizer", model.tokenizer, None),
@@ -164,23 +164,32 @@ def vllm_flags(settings: Settings) -> list[str]:
         ("--logprobs-mode", limits.logprobs_mode, plain.limits.logprobs_mode),
         ("--scheduling-policy", limits.scheduling_policy, None),
         ("--stream-interval", limits.stream_interval, plain.limits.stream_interval),
-        ("--dtype", settings.engine.dtype, plain.engine.dtype),
-        ("--data-parallel-size", settings.engine.data_parallel_size, 1),
-        ("--seed", settings.engine.seed, None),
+        ("--dtype", engine.dtype, plain.engine.dtype),
+        ("--data-parallel-size", engine.data_parallel_size, 1),
+        ("--seed", engine.seed, None),
+        ("--block-size", engine.block_size, plain.engine.block_size),
+        ("--num-gpu-blocks-override", engine.num_kv_blocks, None),
+        ("--kv-cache-memory-bytes", engine.kv_cache_memory_bytes, None),
+        ("--per-request-spec-decode-metrics", settings.output.per_request_spec_decode_metrics, "none"),
+        ("--otlp-traces-endpoint", settings.logs.otlp_traces_endpoint, None),
+        ("--max-loras", settings.adapters.max_loras, None),
+        ("--max-lora-rank", settings.adapters.max_lora_rank, None),
     ):
         if value != default:
             flags += [flag, str(value)]
     adapters = settings.adapters
     if adapters.enable_lora or adapters.lora_modules or adapters.default_mm_loras:
         flags.append("--enable-lora")
-    for flag, limit in (("--max-loras", adapters.max_loras), ("--max-lora-rank", adapters.max_lora_rank)):
-        flags += [] if limit is None else [flag, str(limit)]
     if model.override_generation_config:
         flags += ["--override-generation-config", json.dumps(model.override_generation_config)]
     if speculation := as_vllm_config(settings.engine):
         flags += ["--speculative-config", json.dumps(speculation)]
     if settings.output.return_sampling_mask:
         flags.append("--return-sampling-mask")
+    if not engine.enable_prefix_caching:
+        flags.append("--no-enable-prefix-caching")
+    if engine.trust_remote_code:
+        flags.append("--trust-remote-code")
     if model.tokens_only or model.skip_tokenizer_init:
         flags.append("--skip-tokenizer-init")
     return [*flags, *settings.remote.vllm_args]

@@ -67,11 +67,9 @@ class VllmEngine(Engine):
             raise
         except Exception as exc:
             raise EngineUnavailableError(f"vLLM did not start: {exc}") from exc
-        self.adopt(engine)
-        await self._controls.weights.learn_version()
-        self._tracing = await engine.is_tracing_enabled()
+        await self.adopt(engine)
 
-    def adopt(self, engine: Any) -> None:
+    async def adopt(self, engine: Any) -> None:
         """Serve with an AsyncLLM that is already there."""
         self._params = ParamsMaker()
         self._support = Support.of(engine, self._params.cls)
@@ -79,6 +77,8 @@ class VllmEngine(Engine):
         self._adapters = Adapters(engine, self._is_used)
         self._controls = Controls(engine, self._adapters, self._info.capabilities.controls)
         self._engine = engine
+        await self._controls.weights.learn_version()
+        self._tracing = await engine.is_tracing_enabled()
         self._status = EngineStatus.READY
 
     async def close(self) -> None:
@@ -135,4 +135,4 @@ class VllmEngine(Engine):
         return await self._controls.carry_out(message)
 
     def _is_used(self, adapter: Any) -> bool:
-        return any(live.adapter is adapter for live in self._live.values())
+        return any(live.uses(adapter) for live in self._live.values())

@@ -38,8 +38,6 @@ class LiveRequest:
         self._params = params
         self._weights = weights
         self._arguments = arguments
-        self.adapter = arguments.get("lora_request")
-        """vLLM's LoRARequest, if the request has one."""
         self._sequences: dict[int, asyncio.Task[None]] = {}
         self._open = set(range(request.sampling.n))
         self._ending: set[asyncio.Task[None]] = set()
@@ -58,6 +56,10 @@ class LiveRequest:
     def fail(self, error: TokenwireError) -> None:
         self.stream.fail(error)
         self.cancel()
+
+    def uses(self, adapter: Any) -> bool:
+        """Will vLLM need this LoRARequest for a step to come?"""
+        return bool(self._open) and self._arguments.get("lora_request") is adapter
 
     def vllm_ids(self) -> list[str]:
         """The ids that vLLM knows the open sequences by."""

@@ -9,7 +9,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tokenwire import __version__
-from tokenwire.engine.base import Engine
+from tokenwire.engine.base import Describe, Engine
+from tokenwire.server.access import require_operator
+from tokenwire.server.commanding import command, obeys, query_choice
 from tokenwire.server.context import Server, server_of
 from tokenwire.server.responses import WireResponse
 from tokenwire.server.routing import RouteSpec
@@ -25,6 +27,8 @@ class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
     limits: dict[str, int | None]
     render_fingerprint: str | None
     draining: bool
+    vllm_config: str | dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
+    """vLLM's configuration, where `?config_format=text|json` asked for it in development mode."""
 
 
 def _engine_facts(engine: Engine) -> dict[str, Any]:
@@ -56,6 +60,17 @@ def _limits(server: Server) -> dict[str, int | None]:
     }
 
 
+async def _engine_config(request: Request, server: Server) -> Any:
+    """UNSET unless it was asked for in development mode. It may hold paths and tokens: for the operator only."""
+    settings = server.settings
+    asked = "config_format" in request.query_params and settings.access.server_dev_mode
+    if not asked or server.engine is None or not obeys(request, Describe):
+        return msgspec.UNSET
+    config_format = query_choice(request, "config_format", ("text", "json"), "text")
+    require_operator(request.scope, settings.access, settings.network.allowed_origins)
+    return (await command(request, Describe(format=config_format)))["config"]
+
+
 async def server_info(request: Request) -> Response:
     server = server_of(request.scope)
     return WireResponse(
@@ -67,6 +82,7 @@ async def server_info(request: Request) -> Response:
             limits=_limits(server),
             render_fingerprint=server.render_fingerprint,
             draining=server.draining,
+            vllm_config=await _engine_config(request, server),
         )
     )
 
