@@ -13,11 +13,10 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
-RANK = 8
 TARGETS = ("q_proj", "v_proj")
 
 
-def make_lora_adapter(model: Path, folder: Path, *, seed: int = 0, scale: float = 0.5) -> Path:
+def make_lora_adapter(model: Path, folder: Path, *, seed: int = 0, rank: int = 8) -> Path:
     """Write `adapter_config.json` and `adapter_model.safetensors` into `folder`, as PEFT would have saved them."""
     config = json.loads((model / "config.json").read_text())
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
@@ -28,16 +27,16 @@ def make_lora_adapter(model: Path, folder: Path, *, seed: int = 0, scale: float 
     for layer in range(config["num_hidden_layers"]):
         for target in TARGETS:
             name = f"base_model.model.model.layers.{layer}.self_attn.{target}"
-            tensors[f"{name}.lora_A.weight"] = random.normal(0, hidden**-0.5, (RANK, hidden)).astype(np.float32)
-            tensors[f"{name}.lora_B.weight"] = random.normal(0, scale, (widths[target], RANK)).astype(np.float32)
+            tensors[f"{name}.lora_A.weight"] = random.normal(0, hidden**-0.5, (rank, hidden)).astype(np.float32)
+            tensors[f"{name}.lora_B.weight"] = random.normal(0, 0.5, (widths[target], rank)).astype(np.float32)
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, str(folder / "adapter_model.safetensors"), metadata={"format": "pt"})
     facts = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": str(model),
-        "r": RANK,
-        "lora_alpha": RANK,
+        "r": rank,
+        "lora_alpha": rank,
         "lora_dropout": 0.0,
         "bias": "none",
         "target_modules": list(TARGETS),
