@@ -94,7 +94,7 @@ def _vllm(python: Path, args: argparse.Namespace) -> Server:
     port = free_port()
     command = [str(python.parent / "vllm"), "serve", str(args.model or prepare_model(None))]
     flags = ["--port", str(port), "--host", "127.0.0.1", "--dtype", "float32", "--max-model-len", "8192"]
-    return Server([*command, *flags], port, {"VLLM_CPU_KVCACHE_SPACE": "2"})
+    return Server([*command, *flags, "--enable-scale-out"], port, {"VLLM_CPU_KVCACHE_SPACE": "2"})
 
 
 def imports(modules: str) -> dict[str, Any]:
@@ -166,7 +166,7 @@ def main() -> None:
         for start in list(starts):
             try:
                 start.measure()
-            except (DidNotStart, OSError) as exc:
+            except (DidNotStart, RuntimeError, OSError) as exc:
                 print(f"left out: {start.name}: {exc}", file=sys.stderr)
                 starts.remove(start)
                 continue

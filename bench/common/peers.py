@@ -80,7 +80,7 @@ class Vllm(Protocol):
         version = _output([str(self._python), "-c", "import importlib.metadata as m; print(m.version('vllm'))"])
         port = free_port()
         command = [str(program), "serve", str(self._model), "--host", "127.0.0.1", "--port", str(port)]
-        command += ["--dtype", self._dtype, "--max-model-len", "8192"]
+        command += ["--dtype", self._dtype, "--max-model-len", "8192", "--enable-scale-out"]
         self.server = Server(command, port, {"VLLM_CPU_KVCACHE_SPACE": "2"})
         self.server.wait_until_ready()
         self.name = f"vLLM {version} {self._dtype}"
