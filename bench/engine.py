@@ -160,7 +160,7 @@ def main() -> None:
     if not rates:
         raise SystemExit("no engine could be started")
     result["rates"] = rates
-    command = shlex.join(["python", "bench/engine.py", *(a for a in sys.argv[1:] if a != "--page")])
+    command = pages.command("engine.py", sys.argv[1:])
     text = (
         f"`{command}`: medians of {args.rounds} rounds; {args.prompt_len} random ids in, {args.output_len} out. "
         f"{machine.sentence(result['machine'])}\n\n{rate_table(rates)}\n\n{ratio_table(rates)}\n"

@@ -193,7 +193,7 @@ def main() -> None:
         server.stop()
     for part in parts:
         result[part.name] = {"medians": part.medians(), "all": part.rows}
-    command = shlex.join(["python", "bench/growth.py", *(a for a in sys.argv[1:] if a != "--page")])
+    command = pages.command("growth.py", sys.argv[1:])
     text = section(result, parts, command)
     print(text)
     if args.json is not None:

@@ -173,7 +173,7 @@ def main() -> None:
             print(json.dumps({"start": start.name, "ready_s": round(start.ready_s[-1], 2)}), flush=True)
     result["starts"] = [start.result() for start in starts]
     result["median_ready_s"] = {start.name: round(statistics.median(start.ready_s), 2) for start in starts}
-    command = " ".join(["python", "bench/startup.py", *(a for a in sys.argv[1:] if a != "--page")])
+    command = pages.command("startup.py", sys.argv[1:])
     text = section(result, command)
     print(text)
     if args.json is not None:

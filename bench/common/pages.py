@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,20 @@ def _shown(value: object) -> str:
     if value >= 100:
         return f"{value:,.0f}"
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def command(script: str, arguments: Sequence[str]) -> str:
+    """How a run is repeated: without what says where results go, and PATH for places of one machine."""
+    shown = ["python", f"bench/{script}"]
+    is_place = False
+    for argument in arguments:
+        if argument == "--json":
+            is_place = True
+        elif is_place:
+            is_place = False
+        elif argument != "--page":
+            shown.append(re.sub(r"(^|=)[~/].*", r"\1PATH", argument))
+    return shlex.join(shown)
 
 
 def write_json(path: Path, result: dict[str, Any]) -> None:

@@ -73,6 +73,12 @@ def test_the_page_has_a_part_for_every_script(name: str, tmp_path: Path) -> None
     assert f"<!-- bench:{name} -->\ntext\n<!-- end bench:{name} -->" in copy.read_text()
 
 
+def test_a_page_names_no_place_of_one_machine() -> None:
+    pages = importlib.import_module("common.pages")
+    arguments = ["--json", "/tmp/a.json", "--page", "--tokenizer", "big=/opt/big", "--vllm-python", "/opt/bin/python"]
+    assert pages.command("x.py", arguments) == "python bench/x.py --tokenizer big=PATH --vllm-python PATH"
+
+
 def test_numbers_are_shown_with_the_digits_that_mean_something() -> None:
     pages = importlib.import_module("common.pages")
     assert pages.table(["size", "a", "b"], [["x", 1234.5, None], ["y", 0.25, 3]]) == (
