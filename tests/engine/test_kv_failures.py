@@ -349,18 +349,23 @@ def test_many_pulls_at_once_and_requests_that_end_while_they_queue(
     alone.run()
     given = [pair.a.add(prompt, kv=KEEP, max_tokens=1) for prompt in prompts[:6]]
     pair.a.run()
-    handles = [
-        pair.b.add(prompt, kv=pair.a.output(handle).kv_transfer_params)
-        for handle, prompt in zip(given, prompts, strict=False)
-    ]
-    pair.b.tick()
-    assert pair.stats_b.num_waiting >= 4
-    pair.b.link.inbox.append(wire.Abort([handles[5]], 1))
-    pair.until(lambda: not len(pair.b.streams))
+    params = [pair.a.output(handle).kv_transfer_params or {} for handle in given]
+    with proxy(address(params[0])) as between:
+        between.rate = 2_000
+        handles = [
+            pair.b.add(prompt, kv=through(between, kept)) for prompt, kept in zip(prompts, params, strict=False)
+        ]
+        pair.b.tick()
+        assert pair.stats_b.num_waiting == 6
+        pair.b.link.inbox.append(wire.Abort([handles[5]], 1))
+        pair.b.tick()
+        assert pair.stats_b.num_waiting == 5
+        between.rate = float("inf")
+        pair.until(lambda: not len(pair.b.streams))
+        pair.assert_nothing_left()
     for handle, want in zip(handles[:5], wanted, strict=False):
         assert pair.b.ids(handle) == alone.ids(want)
     assert (pair.stats_b.pulls, pair.stats_b.fallbacks) == (5, {})
-    pair.assert_nothing_left()
     assert pair.stats_a.given == 6
 
 
