@@ -352,9 +352,7 @@ def test_many_pulls_at_once_and_requests_that_end_while_they_queue(
     params = [pair.a.output(handle).kv_transfer_params or {} for handle in given]
     with proxy(address(params[0])) as between:
         between.rate = 2_000
-        handles = [
-            pair.b.add(prompt, kv=through(between, kept)) for prompt, kept in zip(prompts, params, strict=False)
-        ]
+        handles = [pair.b.add(prompt, kv=through(between, kept)) for prompt, kept in zip(prompts, params, strict=False)]
         pair.b.tick()
         assert pair.stats_b.num_waiting == 6
         pair.b.link.inbox.append(wire.Abort([handles[5]], 1))
