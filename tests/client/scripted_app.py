@@ -133,7 +133,7 @@ class ToyServer:
         body = await self._body(request)
         if self.failures:
             return self.failures.pop(0)
-        wanted = msgspec.convert(body, GenerateRequest)
+        wanted, _ = codec.convert(GenerateRequest, body)
         if wanted.output_mode == "derender" and not self.knows_derender_mode:
             wanted = msgspec.structs.replace(wanted, output_mode="tokens")
         binary = "msgpack" in request.headers.get("accept", "")
@@ -257,7 +257,7 @@ def _ids(ids: list[int], binary: bool) -> Any:
 
 def _logprobs(wanted: GenerateRequest, ids: list[int], at: int, binary: bool) -> Any:
     scores = [-0.5 - at - i for i in range(len(ids))]
-    if wanted.logprobs_format == "content":
+    if wanted.logprobs_format == "content" or (wanted.logprobs_format is None and not binary):
         return TokenIdLogprobs(
             [
                 TokenIdLogprobEntry(i, score, 1, [TokenIdLogprob(i, score, 1)])

@@ -351,7 +351,7 @@ async def test_message_pack_streams_are_length_prefixed_frames():
         frames.append(msgspec.msgpack.decode(rest[4 : 4 + size]))
         rest = rest[4 + size :]
     assert frames[-1] == "[DONE]"
-    assert [f["choices"][0]["token_ids"] for f in frames[:-1]] == [[5], [6]]
+    assert [f["choices"][0]["token_ids"] for f in frames[:-1]] == [b"\5\0\0\0", b"\6\0\0\0"]
 
 
 async def test_errors_are_told_in_the_format_that_the_caller_reads():

@@ -34,7 +34,7 @@ def check(given: dict[str, Any], *, has_ec_transfer: bool = False) -> None:
 
 
 GOOD: list[dict[str, Any]] = [
-    features([span(1, 4)], kwargs_data={"image": ["b64"]}),
+    features([span(1, 4)], kwargs_data={"image": ["YjY0"]}),
     features([span(0, 3), span(3, 3)]),
     features([span(1, 2, is_embed=[True, False])]),
     features([span(1, 2)], kwargs_data={"image": [None]}, mm_metadata={"image": [None]}),
@@ -46,10 +46,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
     (features([span(1, 0)]), "greater than 0"),
     (features([span(-1, 2)]), "greater than or equal to 0"),
     (features([span(1, 1)], kwargs_data={"image": []}), "has 0 items"),
-    (features([span(1, 1)], kwargs_data={"audio": ["x"]}), "kwargs_data and mm_hashes must use the same modalities"),
+    (features([span(1, 1)], kwargs_data={"audio": ["eA=="]}), "kwargs_data and mm_hashes must use the same modalities"),
     ({"mm_hashes": {"image": ["h"]}, "mm_placeholders": {}}, "mm_hashes and mm_placeholders must use the same"),
     (features([span(1, 2, is_embed=[True])]), "is_embed has 1 items"),
-    (features([span(1, 1)], mm_metadata={"image": ["m"]}), "needs non-empty ec_transfer_params"),
+    (features([span(1, 1)], mm_metadata={"image": ["bQ=="]}), "needs non-empty ec_transfer_params"),
     (
         {
             "mm_hashes": {"image": ["a"], "audio": ["b"]},
@@ -72,4 +72,4 @@ def test_what_does_not_fit_is_a_400_that_says_where(given: dict[str, Any], words
 
 
 def test_metadata_alone_is_fine_where_an_encoder_sends_the_tensors() -> None:
-    check(features([span(1, 1)], mm_metadata={"image": ["m"]}), has_ec_transfer=True)
+    check(features([span(1, 1)], mm_metadata={"image": ["bQ=="]}), has_ec_transfer=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from base64 import b64decode
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
@@ -20,6 +22,7 @@ from tokenwire.client.replies import (
     Rendered,
     TokenizeResponse,
 )
+from tokenwire.wire.arrays import pack_ids
 from tokenwire.wire.generate import GenerateRequest
 from tokenwire.wire.sampling import SamplingParams
 
@@ -54,8 +57,11 @@ def _reader(kind: type[T], where: str) -> Callable[[bytes, str], T]:
     return read
 
 
-def _post(path: str, body: object, read: Callable[[bytes, str], T]) -> Call[T]:
-    return Call("POST", path, read, codec.encode(body), {"Content-Type": CONTENT_TYPES["json"]})
+def _post(path: str, body: object, read: Callable[[bytes, str], T], accept: WireName = "json") -> Call[T]:
+    headers = {"Content-Type": CONTENT_TYPES["json"]}
+    if accept != "json":
+        headers["Accept"] = CONTENT_TYPES[accept]
+    return Call("POST", path, read, codec.encode(body), headers)
 
 
 def _post_for(path: str, body: object, kind: type[T]) -> Call[T]:
@@ -84,10 +90,17 @@ def generate_body(prompt: Prompt, sampling_params: Sampling, fields: Mapping[str
     elif isinstance(prompt, Mapping | GenerateRequest):
         body = msgspec.to_builtins(prompt, builtin_types=(bytes,))
     else:
-        body = {"token_ids": prompt if isinstance(prompt, list) else [int(i) for i in prompt]}
+        body = {"token_ids": _list_of(prompt)}
     body |= fields
     body["sampling_params"] = _plain(body.get("sampling_params")) | _plain(sampling_params)
     return body
+
+
+def _list_of(ids: Sequence[int]) -> list[int]:
+    """Arrays of any library become lists of ints in one go."""
+    if isinstance(ids, list):
+        return ids
+    return ids.tolist() if hasattr(ids, "tolist") else [int(i) for i in ids]
 
 
 def _plain(sampling: Sampling) -> dict[str, Any]:
@@ -106,7 +119,32 @@ def generate(body: Mapping[str, Any], *, wire: WireName, headers: Mapping[str, s
         accept = "text/event-stream"
     own = {"Content-Type": CONTENT_TYPES[wire], "Accept": accept}
     mode = str(body.get("output_mode") or "tokens")
-    return Call("POST", GENERATE, read, codec.encode(body, wire), {**own, **headers}, mode)
+    content = codec.encode(body if wire == "json" else _raw(body), wire)
+    return Call("POST", GENERATE, read, content, {**own, **headers}, mode)
+
+
+def _raw(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The request with its arrays as raw bytes. What does not fit stays as it is: the server has the word for it."""
+    raw = dict(body)
+    with contextlib.suppress(OverflowError, TypeError):
+        raw["token_ids"] = pack_ids(body["token_ids"])
+    features = body.get("features")
+    if isinstance(features, Mapping):
+        raw["features"] = {
+            name: _raw_items(value) if name in ("kwargs_data", "mm_metadata") else value
+            for name, value in features.items()
+        }
+    return raw
+
+
+def _raw_items(items: Any) -> Any:
+    """By modality, each item's base64 text as its bytes."""
+    with contextlib.suppress(AttributeError, TypeError, ValueError):
+        return {
+            modality: [b64decode(item, validate=True) if isinstance(item, str) else item for item in some]
+            for modality, some in items.items()
+        }
+    return items
 
 
 def abort(request_ids: str | Iterable[str]) -> Call[AbortResponse]:
@@ -125,21 +163,27 @@ def abort(request_ids: str | Iterable[str]) -> Call[AbortResponse]:
 # --- render and derender ----------------------------------------------------------------------------------------
 
 
-def render_chat(body: Mapping[str, Any]) -> Call[Rendered]:
+def render_chat(body: Mapping[str, Any], wire: WireName = "json") -> Call[Rendered]:
+    """Over MessagePack the answer's media are raw bytes."""
     path = "/v1/chat/completions/render"
-    return _post(
-        path, body, lambda content, _: Rendered(codec.decode_reply(content, dict[str, Any], where=f"POST {path}"))
-    )
+    where = f"POST {path}"
+
+    def read(content: bytes, content_type: str) -> Rendered:
+        reply = codec.decode_reply(content, dict[str, Any], where=where, wire=codec.wire_of(content_type))
+        return Rendered(reply)
+
+    return _post(path, body, read, accept=wire)
 
 
-def render_completion(body: Mapping[str, Any]) -> Call[list[Rendered]]:
+def render_completion(body: Mapping[str, Any], wire: WireName = "json") -> Call[list[Rendered]]:
     path = "/v1/completions/render"
+    where = f"POST {path}"
 
     def read(content: bytes, content_type: str) -> list[Rendered]:
-        bodies = codec.decode_reply(content, list[dict[str, Any]], where=f"POST {path}")
-        return [Rendered(one) for one in bodies]
+        replies = codec.decode_reply(content, list[dict[str, Any]], where=where, wire=codec.wire_of(content_type))
+        return [Rendered(one) for one in replies]
 
-    return _post(path, body, read)
+    return _post(path, body, read, accept=wire)
 
 
 def _derender_path(kind: str) -> str:

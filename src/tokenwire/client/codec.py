@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache, partial
-from sys import byteorder
+from functools import cache
 from typing import Any, Literal
 
 import msgspec
@@ -50,65 +48,40 @@ _CHUNKS: Mapping[str, Any] = {"text": _TextChunk, "derender": _DerenderChunk}
 
 _encode_json = msgspec.json.Encoder().encode
 _encode_msgpack = msgspec.msgpack.Encoder().encode
-_decode_mode = msgspec.json.Decoder(_Mode).decode
 
 
 @cache
-def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
-    return msgspec.json.Decoder(kind)
+def _decoder(kind: Any, wire: WireName = "json") -> msgspec.json.Decoder[Any] | msgspec.msgpack.Decoder[Any]:
+    return msgspec.json.Decoder(kind) if wire == "json" else msgspec.msgpack.Decoder(kind)
 
 
 def encode(body: object, wire: WireName = "json") -> bytes:
     return _encode_json(body) if wire == "json" else _encode_msgpack(body)
 
 
-def decode_reply(content: bytes, kind: Any, *, where: str) -> Any:
-    """A JSON reply as `kind`. Raises `BadReplyError`."""
+def wire_of(content_type: str) -> WireName:
+    """The wire that a reply names."""
+    return "msgpack" if CONTENT_TYPES["msgpack"] in content_type else "json"
+
+
+def decode_reply(content: bytes, kind: Any, *, where: str, wire: WireName = "json") -> Any:
+    """A reply as `kind`. Raises `BadReplyError`."""
     try:
-        return _decoder(kind).decode(content)
+        return _decoder(kind, wire).decode(content)
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:
         raise _bad_reply(where, exc) from exc
 
 
 def decode_response(content: bytes, content_type: str, *, where: str) -> GenerateResponse:
     """A whole generate reply, in the wire that the reply itself names. Raises `BadReplyError`."""
-    response: GenerateResponse
-    try:
-        if CONTENT_TYPES["msgpack"] in content_type:
-            response = _from_plain(msgspec.msgpack.decode(content), _RESPONSES, GenerateResponse)
-        else:
-            mode = _decode_mode(content).output_mode or "tokens"
-            response = _decoder(_RESPONSES.get(mode, GenerateResponse)).decode(content)
-    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
-        raise _bad_reply(where, exc) from exc
+    wire = wire_of(content_type)
+    mode = decode_reply(content, _Mode, where=where, wire=wire).output_mode or "tokens"
+    response: GenerateResponse = decode_reply(content, _RESPONSES.get(mode, GenerateResponse), where=where, wire=wire)
     return response
 
 
 def _bad_reply(where: str, exc: Exception) -> BadReplyError:
     return BadReplyError(f"the reply of {where} is not what the protocol says: {exc}")
-
-
-def _from_plain(value: Any, kinds: Mapping[str, Any], default: Any) -> Any:
-    """A decoded MessagePack object as the type of its output mode. Ids that came as raw int32 become lists."""
-    if not isinstance(value, dict):
-        raise msgspec.ValidationError(f"Expected `object`, got `{type(value).__name__}`")
-    _lists_for_raw_ids(value, "prompt_token_ids")
-    choices, mode = value.get("choices"), value.get("output_mode")
-    for choice in choices if isinstance(choices, list) else ():
-        _lists_for_raw_ids(choice, "token_ids")
-    kind = kinds.get(mode, default) if isinstance(mode, str) else default
-    return msgspec.convert(value, kind, builtin_types=(bytes,), strict=True)
-
-
-def _lists_for_raw_ids(holder: Any, field: str) -> None:
-    raw = holder.get(field) if isinstance(holder, dict) else None
-    if isinstance(raw, bytes):
-        if len(raw) % 4:
-            raise msgspec.ValidationError(f"{field} has {len(raw)} bytes, not a whole number of int32")
-        ids = array("i", raw)
-        if byteorder == "big":
-            ids.byteswap()
-        holder[field] = ids.tolist()
 
 
 # --- streams ----------------------------------------------------------------------------------------------------
@@ -144,57 +117,49 @@ def stream_reader(content_type: str, mode: str, *, where: str) -> StreamReader:
     """The reader for a reply's content type. `mode` is the output_mode that was asked for."""
     if "text/event-stream" in content_type:
         parser = SSEParser()
-        return StreamReader(
-            lambda data: [event.data for event in parser.feed(data)], _JsonChunks(mode, where=where).read, where=where
-        )
+        chunks = _Chunks("json", mode, where=where)
+        return StreamReader(lambda data: [event.data for event in parser.feed(data)], chunks.read, where=where)
     if CONTENT_TYPES["msgpack"] in content_type:
-        return StreamReader(FrameReader().feed, partial(_read_frame, where=where), where=where)
+        return StreamReader(FrameReader().feed, _Chunks("msgpack", mode, where=where).read, where=where)
     raise BadReplyError(f"{where} answered with {content_type or 'no content type'} where a stream was asked for")
 
 
-class _JsonChunks:
+_DONE: Mapping[WireName, bytes] = {"json": b"[DONE]", "msgpack": _encode_msgpack("[DONE]")}
+_ERROR_START: Mapping[WireName, bytes] = {"json": b'{"error"', "msgpack": b"\x81\xa5error"}
+
+
+class _Chunks:
     """Events to chunks. The type of the mode asked for is tried first, so that an event is decoded once."""
 
-    def __init__(self, mode: str, *, where: str) -> None:
+    def __init__(self, wire: WireName, mode: str, *, where: str) -> None:
+        self._wire: WireName = wire
         self._mode = mode
-        self._decode = _decoder(_CHUNKS.get(mode, GenerateChunk)).decode
+        self._decode = _decoder(_CHUNKS.get(mode, GenerateChunk), wire).decode
         self._where = where
+        self._event = f"{'an event' if wire == 'json' else 'a frame'} of {where}"
 
     def read(self, data: bytes) -> GenerateChunk | None:
-        if data.startswith(b"[DONE]"):
+        """None at the end marker."""
+        if data.startswith(_DONE[self._wire]):
             return None
-        if data.startswith(b'{"error"'):
+        if data.startswith(_ERROR_START[self._wire]):
             raise self._error(data)
         try:
             chunk: GenerateChunk = self._decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError) as exc:
-            raise _bad_reply(f"an event of {self._where}", exc) from exc
+            raise _bad_reply(self._event, exc) from exc
         if not chunk.choices and chunk.usage is None:
             raise self._error(data)
         if chunk.output_mode != self._mode:
             kind = _CHUNKS.get(chunk.output_mode, GenerateChunk)
-            chunk = decode_reply(data, kind, where=f"an event of {self._where}")
+            chunk = decode_reply(data, kind, where=self._event, wire=self._wire)
         return chunk
 
     def _error(self, data: bytes) -> Exception:
         try:
-            body = msgspec.json.decode(data, type=dict[str, Any])
-        except msgspec.DecodeError as exc:
-            return _bad_reply(f"an event of {self._where}", exc)
+            body: dict[str, Any] = _decoder(dict[str, Any], self._wire).decode(data)
+        except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+            return _bad_reply(self._event, exc)
         if "error" in body:
             return error_from_event(body, where=self._where)
-        return BadReplyError(f"an event of {self._where} is neither a chunk nor an error: {data[:200]!r}")
-
-
-def _read_frame(payload: bytes, *, where: str) -> GenerateChunk | None:
-    """A frame; the string `[DONE]` ends the stream."""
-    try:
-        value = msgspec.msgpack.decode(payload)
-        if value == "[DONE]":
-            return None
-        if isinstance(value, dict) and "error" in value:
-            raise error_from_event(value, where=where)
-        chunk: GenerateChunk = _from_plain(value, _CHUNKS, GenerateChunk)
-    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
-        raise _bad_reply(f"a frame of {where}", exc) from exc
-    return chunk
+        return BadReplyError(f"{self._event} is neither a chunk nor an error: {data[:200]!r}")

@@ -1,19 +1,22 @@
 """What a client reads. These types take any server of the protocol at its word, but not at every word.
 
-Fields that are not known here are passed over, fields that an older server leaves out have defaults, and token ids
-are lists whatever the wire. (The `wire` types are the other end: they say exactly what this package writes.)
-`bytes` fields are base64 in JSON and raw in MessagePack; msgspec reads both.
+Fields that are not known here are passed over, and fields that an older server leaves out have defaults. (The `wire`
+types are the other end: they say exactly what this package writes.) Whatever the wire, token ids are lists, and arrays
+by the `..._array` names: over MessagePack those are views on the bytes that came. `bytes` fields are base64 in JSON and
+raw in MessagePack; msgspec reads both.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from tokenwire.client.errors import BadReplyError
+from tokenwire.wire.arrays import RaggedIds, unpack_ids
 from tokenwire.wire.generate import DeltaMessage, Message, WeightVersionSpan
 from tokenwire.wire.usage import PerRequestMetrics, UsageInfo
 
@@ -64,6 +67,7 @@ class ReplyLogprobs(msgspec.Struct, frozen=True, kw_only=True):
     token_ids: bytes = b""  # int32 [T, k]
     logprobs: bytes = b""  # float32 [T, k]
     ranks: bytes = b""  # int32 [T]
+    candidate_ranks: bytes | None = None  # int32 [T, k], where candidates were asked for by id
 
     @property
     def is_packed(self) -> bool:
@@ -90,6 +94,36 @@ class PromptLogprob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 PromptLogprobs = list[dict[int, PromptLogprob] | None] | ReplyLogprobs
+RawIds = list[int] | bytes | None
+
+
+def _list_of(raw: RawIds) -> list[int] | None:
+    if not isinstance(raw, bytes):
+        return raw
+    try:
+        return unpack_ids(raw)
+    except ValueError as exc:
+        raise BadReplyError(f"token_ids: {exc}") from exc
+
+
+def _array_of(raw: RawIds) -> NDArray[np.int32] | None:
+    from tokenwire.client import arrays
+
+    return None if raw is None else arrays.ids_array(raw)
+
+
+def _prompt_arrays(scores: PromptLogprobs | None) -> LogprobArrays | None:
+    from tokenwire.client import arrays
+
+    if scores is None:
+        return None
+    return scores.arrays() if isinstance(scores, ReplyLogprobs) else arrays.from_prompt(scores)
+
+
+def _npy(raw: bytes | None) -> NDArray[np.generic] | None:
+    from tokenwire.client import arrays
+
+    return None if raw is None else arrays.read_npy(raw)
 
 
 class RoutedExperts(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,17 +140,42 @@ class PlaceholderRange(msgspec.Struct, frozen=True, kw_only=True):
     length: int
 
 
-class TokensChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """One sequence, or in a chunk the next part of one. `token_ids` is None where reasoning is hidden."""
+class TokensChoice(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """One sequence, or in a chunk the next part of one."""
 
     index: int = 0
     finish_reason: str | None = None
     stop_reason: int | str | None = None
-    token_ids: list[int] | None = None
+    raw_token_ids: RawIds = msgspec.field(default=None, name="token_ids")
     logprobs: ReplyLogprobs | None = None
     weight_versions: list[WeightVersionSpan] | None = None
-    sampling_mask: list[list[int]] | None = None
+    raw_sampling_mask: list[list[int]] | RaggedIds | None = msgspec.field(default=None, name="sampling_mask")
     routed_experts: bytes | RoutedExperts | None = None
+
+    @cached_property
+    def token_ids(self) -> list[int] | None:
+        """None where reasoning is hidden."""
+        return _list_of(self.raw_token_ids)
+
+    @property
+    def token_id_array(self) -> NDArray[np.int32] | None:
+        """[T]; None where reasoning is hidden."""
+        return _array_of(self.raw_token_ids)
+
+    @cached_property
+    def sampling_mask(self) -> list[list[int]] | None:
+        """Per token the ids that survived top-k, top-p and min-p."""
+        raw = self.raw_sampling_mask
+        try:
+            return list(raw) if isinstance(raw, RaggedIds) else raw
+        except ValueError as exc:
+            raise BadReplyError(f"sampling_mask: {exc}") from exc
+
+    def sampling_mask_arrays(self) -> list[NDArray[np.int32]] | None:
+        """`sampling_mask` as one array per token."""
+        from tokenwire.client import arrays
+
+        return None if self.raw_sampling_mask is None else arrays.mask_arrays(self.raw_sampling_mask)
 
     def routed_experts_array(self) -> NDArray[np.generic] | None:
         """[tokens, layers, experts per token] from either format; None if the reply has none."""
@@ -144,7 +203,33 @@ class DerenderDeltaChoice(TokensChoice, frozen=True, kw_only=True):
     delta: DeltaMessage = DeltaMessage()
 
 
-class GenerateResponse(msgspec.Struct, frozen=True, kw_only=True):
+class _Prompt(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """What replies and first chunks say of the prompt."""
+
+    prompt_logprobs: PromptLogprobs | None = None
+    prompt_token_id_logprobs: bytes | None = None
+    """`.npy` bytes, float32 [prompt_len - 1 - start, num_ids]."""
+    raw_prompt_token_ids: RawIds = msgspec.field(default=None, name="prompt_token_ids")
+
+    @cached_property
+    def prompt_token_ids(self) -> list[int] | None:
+        return _list_of(self.raw_prompt_token_ids)
+
+    @property
+    def prompt_token_id_array(self) -> NDArray[np.int32] | None:
+        """[P]"""
+        return _array_of(self.raw_prompt_token_ids)
+
+    def prompt_logprob_arrays(self) -> LogprobArrays | None:
+        """Scores of prompt positions 1.. from either format; column 0 is the prompt's own token."""
+        return _prompt_arrays(self.prompt_logprobs)
+
+    def prompt_token_id_logprobs_array(self) -> NDArray[np.generic] | None:
+        """[prompt_len - 1 - start, num_ids]"""
+        return _npy(self.prompt_token_id_logprobs)
+
+
+class GenerateResponse(_Prompt, frozen=True, kw_only=True):
     """A whole reply; `choices` are of the type that `output_mode` names (a reply without it is `tokens`)."""
 
     request_id: str
@@ -152,10 +237,6 @@ class GenerateResponse(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None = None
     created: int | None = None
     usage: UsageInfo | None = None
-    prompt_logprobs: PromptLogprobs | None = None
-    prompt_token_id_logprobs: bytes | None = None
-    """`.npy` bytes, float32 [prompt_len - 1 - start, num_ids]; see `arrays.read_npy`."""
-    prompt_token_ids: list[int] | None = None
     mm_placeholders: dict[str, list[PlaceholderRange]] | None = None
     metrics: PerRequestMetrics | None = None
     kv_transfer_params: dict[str, Any] | None = None
@@ -193,15 +274,12 @@ class GenerateResponse(msgspec.Struct, frozen=True, kw_only=True):
         return choice.message
 
 
-class GenerateChunk(msgspec.Struct, frozen=True, kw_only=True):
+class GenerateChunk(_Prompt, frozen=True, kw_only=True):
     """One stream event: one choice's next part, or (without choices) the last event with the total usage."""
 
     request_id: str = ""
     choices: Sequence[TokensChoice] = ()
     usage: UsageInfo | None = None
-    prompt_logprobs: PromptLogprobs | None = None
-    prompt_token_id_logprobs: bytes | None = None
-    prompt_token_ids: list[int] | None = None
     mm_placeholders: dict[str, list[PlaceholderRange]] | None = None
     metrics: PerRequestMetrics | None = None
     kv_transfer_params: dict[str, Any] | None = None
@@ -218,13 +296,14 @@ class Rendered:
     __slots__ = ("body",)
 
     def __init__(self, body: Mapping[str, Any]) -> None:
+        ids = body.get("token_ids")
         try:
-            msgspec.convert(body.get("token_ids"), _Ids)
-        except msgspec.ValidationError as exc:
+            ids = msgspec.convert(unpack_ids(ids) if isinstance(ids, bytes) else ids, _Ids)
+        except ValueError as exc:
             raise BadReplyError(
                 f"a rendered prompt must have token_ids, a list of ids that is not empty: {exc}"
             ) from exc
-        self.body = dict(body)
+        self.body = {**body, "token_ids": ids}
 
     @property
     def token_ids(self) -> list[int]:

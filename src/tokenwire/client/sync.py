@@ -110,11 +110,11 @@ class Client:
 
     def render_chat(self, messages: Sequence[Mapping[str, Any]], **fields: Any) -> Rendered:
         """The prompt of a chat request, ready for `generate`. `fields` are those of a chat completion request."""
-        return self._send(calls.render_chat({"messages": list(messages), **fields}))
+        return self._send(calls.render_chat({"messages": list(messages), **fields}, self._wire))
 
     def render_completion(self, prompt: str | Sequence[str] | Sequence[int], **fields: Any) -> list[Rendered]:
         """One prompt for each text of a completion request."""
-        return self._send(calls.render_completion({"prompt": prompt, **fields}))
+        return self._send(calls.render_completion({"prompt": prompt, **fields}, self._wire))
 
     def derender_chat(self, body: Mapping[str, Any]) -> DerenderResponse:
         """Tokens of a whole reply to a chat message; `body` as `/v1/chat/completions/derender` takes it."""

@@ -14,6 +14,7 @@ from tokenwire.server.metrics import Metrics
 from tokenwire.service.generate import PreparedGenerate
 from tokenwire.service.observer import Observer
 from tokenwire.settings import LogSettings
+from tokenwire.wire.arrays import unpack_ids
 from tokenwire.wire.codec import encode
 from tokenwire.wire.generate import TokensChoice
 
@@ -135,13 +136,13 @@ class LogObserver(Observer):
         if not self._outputs or (prepared.request.stream and not self._deltas):
             return
         for choice in choices:
-            ids = choice.token_ids
+            ids = unpack_ids(choice.token_ids) if isinstance(choice.token_ids, bytes) else choice.token_ids
             logger.info(
                 "Output of %r, choice %d (%s): %s",
                 prepared.request_id,
                 choice.index,
                 choice.finish_reason,
-                self._cut(ids) if isinstance(ids, list) else None,
+                None if ids is None else self._cut(ids),
             )
 
     def _cut(self, token_ids: list[int]) -> list[int]:

@@ -114,7 +114,7 @@ def _chunk_choice(
         token_ids=token_ids,
         weight_versions=choice.weight_versions,
         routed_experts=given(choice.routed_experts),
-        sampling_mask=UNSET if hides else given(choice.sampling_mask),
+        sampling_mask=UNSET if hides else given(choice.masks),
     )
 
 

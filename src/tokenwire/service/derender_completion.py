@@ -58,7 +58,7 @@ def _choices(
     choices = []
     for index, choice in enumerate(reply.choices, start):
         whole = reader.read(choice, where=f"choice {choice.index} in response {reply.request_id}")
-        mask = choice.sampling_mask
+        mask = choice.masks
         choices.append(
             CompletionChoice(
                 index=index,
@@ -100,7 +100,7 @@ def completion_chunk(
                 token_ids=shown.token_ids if return_ids else None,
                 weight_versions=choice.weight_versions,
                 routed_experts=given(choice.routed_experts),
-                sampling_mask=given(choice.sampling_mask),
+                sampling_mask=given(choice.masks),
                 prompt_logprobs=given(reply.prompt_logprobs),
             )
         )

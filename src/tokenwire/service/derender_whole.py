@@ -99,7 +99,7 @@ def chat_choice(
         message = Message(content=whole.text)
     else:
         message = assemble([read(parser, whole.text, ended=True, finish_reason=whole.finish_reason)])
-    mask = choice.sampling_mask
+    mask = choice.masks
     return ChatChoice(
         index=choice.index,
         message=whole_message(message, forced=parser is not None and facts.forces_a_call),

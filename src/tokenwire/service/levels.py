@@ -11,7 +11,8 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 from tokenwire.engine.base import EngineOutput
-from tokenwire.service.logprob_shapes import NO_SCORES, npy, packed, raw, token_id_entries
+from tokenwire.service.logprob_shapes import NO_SCORES, npy, packed, ragged, raw, token_id_entries
+from tokenwire.wire.arrays import pack_ids
 from tokenwire.wire.generate import (
     CompactTokensChoice,
     GenerateRequest,
@@ -88,7 +89,7 @@ class TokensLevel:
         return {
             "index": output.index,
             "finish_reason": finish_reason,
-            "token_ids": output.token_ids,
+            "token_ids": shown_ids(output, self._shape),
             "logprobs": self._logprobs(output),
             **extras(output, self._shape),
         }
@@ -112,6 +113,11 @@ class TokensLevel:
         return token_id_entries(scores, output.token_ids, token_field=self._shape.token_field)
 
 
+def shown_ids(output: EngineOutput, shape: Shape) -> list[int] | bytes:
+    """New ids, as bytes on the MessagePack wire."""
+    return pack_ids(output.token_ids) if shape.binary else output.token_ids
+
+
 _NO_EXTRAS: dict[str, Any] = {}
 
 
@@ -121,7 +127,8 @@ def extras(output: EngineOutput, shape: Shape) -> dict[str, Any]:
         return _NO_EXTRAS
     fields: dict[str, Any] = {"stop_reason": output.stop_reason}
     if output.sampling_mask is not None:
-        fields["sampling_mask"] = [mask.tolist() for mask in output.sampling_mask]
+        masks = output.sampling_mask
+        fields["sampling_mask"] = ragged(masks) if shape.binary else [mask.tolist() for mask in masks]
     if output.routed_experts is not None:
         fields["routed_experts"] = routed_experts(output.routed_experts, shape)
     if output.weight_versions is not None:

@@ -15,7 +15,7 @@ from tokenwire.derender.parser.machine import MessageParser
 from tokenwire.derender.parser.message import Message as ParsedMessage
 from tokenwire.derender.parser.message import MessageDelta, assemble
 from tokenwire.engine.base import EngineOutput
-from tokenwire.service.levels import Shape, extras
+from tokenwire.service.levels import Shape, extras, shown_ids
 from tokenwire.service.levels_text import ChoiceLogprobs
 from tokenwire.service.message_shapes import generate_delta, whole_message
 from tokenwire.wire.generate import DerenderChoice, DerenderDeltaChoice, OutputMode
@@ -93,7 +93,7 @@ class DerenderLevel:
         return news
 
     def _common(self, output: EngineOutput) -> dict[str, Any]:
-        fields = {"index": output.index, "token_ids": output.token_ids, **extras(output, self._shape)}
+        fields = {"index": output.index, "token_ids": shown_ids(output, self._shape), **extras(output, self._shape)}
         if self._hides:
             return fields | {"token_ids": None, "logprobs": None, "sampling_mask": None}
         return fields | {"logprobs": self._logprobs.of(output)}

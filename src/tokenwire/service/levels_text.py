@@ -9,7 +9,7 @@ from msgspec import UNSET
 
 from tokenwire.derender.logprob_text import LogprobText
 from tokenwire.engine.base import EngineOutput
-from tokenwire.service.levels import Shape, extras
+from tokenwire.service.levels import Shape, extras, shown_ids
 from tokenwire.service.logprob_shapes import NO_SCORES, packed, token_id_entries
 from tokenwire.service.text_logprobs import text_entries
 from tokenwire.wire.generate import OutputMode, PackedLogprobs, TextChoice, TextLogprobs
@@ -74,7 +74,7 @@ class TextLevel:
         return TextChoice(
             index=output.index,
             finish_reason=finish_reason,
-            token_ids=output.token_ids,
+            token_ids=shown_ids(output, self._shape),
             text=output.text or "",
             logprobs=self._logprobs.of(output),
             text_token_count=UNSET if count is None else count,

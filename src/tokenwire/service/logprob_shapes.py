@@ -9,9 +9,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from msgspec import UNSET
 from numpy.typing import NDArray
 
 from tokenwire.engine.base import Logprobs
+from tokenwire.wire.arrays import RaggedIds
 from tokenwire.wire.generate import (
     PackedLogprobs,
     PromptLogprob,
@@ -116,11 +118,13 @@ def packed(scores: Logprobs, sampled: Sequence[int] | None = None, *, binary: bo
     repeated[:, 0] = False
     if repeated.any():
         ids = np.where(repeated, np.int32(-1), ids)
+    ranks = scores.candidate_ranks
     return PackedLogprobs(
         k=ids.shape[1],
         token_ids=raw(ids, binary=binary),
         logprobs=raw(scores.logprobs.astype("<f4", copy=False), binary=binary),
         ranks=raw(scores.ranks.astype("<i4", copy=False), binary=binary),
+        candidate_ranks=UNSET if ranks is None else raw(ranks.astype("<i4", copy=False), binary=binary),
     )
 
 
@@ -131,7 +135,14 @@ def _with_sampled(scores: Logprobs, sampled: NDArray[np.int32]) -> Logprobs:
     ids, logprobs, ranks = scores.token_ids.copy(), scores.logprobs.copy(), scores.ranks.copy()
     ids[missing], logprobs[missing], ranks[missing] = -1, -np.inf, 0
     ids[missing, 0] = sampled[missing]
-    return Logprobs(ids, logprobs, ranks)
+    return Logprobs(ids, logprobs, ranks, scores.candidate_ranks)
+
+
+def ragged(masks: Sequence[NDArray[np.int32]]) -> RaggedIds:
+    """Sampling masks as two arrays."""
+    counts = np.fromiter(map(len, masks), "<i4", len(masks))
+    flat = np.concatenate(masks) if masks else np.zeros(0, np.int32)
+    return RaggedIds(counts=counts.tobytes(), token_ids=flat.astype("<i4", copy=False).tobytes())
 
 
 def raw(array: NDArray[Any], *, binary: bool) -> str | bytes:

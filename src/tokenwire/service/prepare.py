@@ -246,13 +246,15 @@ class Preparer:
         self, request: GenerateRequest, sampling: SamplingParams, context: RequestContext, endpoint: Endpoint | None
     ) -> Shape:
         wanted = None if endpoint is None else endpoint.wants_logprobs
+        token_field = request.logprob_token_field
+        if token_field is None:
+            token_field = self.options.logprob_token_field
+        raw = context.binary and request.output_mode == "tokens" and not token_field
         return Shape(
             wants_logprobs=sampling.logprobs is not None if wanted is None else wanted,
             tokens_as_token_ids=None if endpoint is None else endpoint.tokens_as_token_ids,
-            packed_logprobs=request.logprobs_format == "packed",
-            token_field=self.options.logprob_token_field
-            if request.logprob_token_field is None
-            else request.logprob_token_field,
+            packed_logprobs=raw if request.logprobs_format is None else request.logprobs_format == "packed",
+            token_field=token_field,
             routed_experts_object=request.routed_experts_format == "object",
             routed_experts_start=sampling.routed_experts_prompt_start,
             binary=context.binary,

@@ -19,6 +19,7 @@ from tokenwire.service.levels import TextTools
 from tokenwire.service.logprob_shapes import npy, packed, prompt_entries
 from tokenwire.service.prepare import PreparedGenerate
 from tokenwire.service.usage import spec_decode_metrics, timing_metrics, usage_chunk_counts, usage_of
+from tokenwire.wire.arrays import pack_ids
 from tokenwire.wire.generate import CompactChunk, GenerateChunk, GenerateResponse, TokensChoice, UsageChunk
 from tokenwire.wire.usage import PerRequestMetrics
 
@@ -158,7 +159,8 @@ class ReplyShaper:
         request, binary = prepared.request, prepared.context.binary
         fields: dict[str, Any] = {}
         if request.return_token_ids:
-            fields["prompt_token_ids"] = prepared.engine_request.prompt_token_ids
+            ids = prepared.engine_request.prompt_token_ids
+            fields["prompt_token_ids"] = pack_ids(ids) if binary else ids
             if request.features is not None:
                 fields["mm_placeholders"] = request.features.mm_placeholders
         if prompt.logprobs is not None:

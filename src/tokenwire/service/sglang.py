@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from tokenwire.errors import InvalidRequestError
 from tokenwire.service.generate import PreparedGenerate
+from tokenwire.wire.arrays import unpack_ids
 from tokenwire.wire.generate import GenerateChunk, GenerateRequest, GenerateResponse, PackedLogprobs, StreamOptions
 from tokenwire.wire.sglang import SGLangRequest, SGLangSampling
 
@@ -106,7 +107,7 @@ class Reply:
 
     def add(self, choice: Any) -> None:
         """Take a TokensChoice or TextChoice, whole or a delta."""
-        ids = list(choice.token_ids or ())
+        ids = unpack_ids(choice.token_ids or b"")  # the service was asked for raw bytes
         self._ids += ids
         self._text += getattr(choice, "text", "")
         if isinstance(choice.logprobs, PackedLogprobs):

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from tokenwire.errors import BodyValidationError
+from tokenwire.wire.generate import GenerateRequest, RawGenerateRequest
 from tokenwire.wire.lenient import Problem, coerce
 
 Format = Literal["json", "msgpack"]
@@ -28,6 +29,8 @@ def decode(kind: type[T], body: bytes, fmt: Format = "json") -> tuple[T, tuple[s
     Raises `BodyValidationError` with at most ten problems.
     """
     try:
+        if fmt == "msgpack" and kind is GenerateRequest:
+            return _decoder(RawGenerateRequest, fmt).decode(body).plain(), ()
         return _decoder(kind, fmt).decode(body), ()
     except (msgspec.MsgspecError, RecursionError, ValueError) as exc:
         value = _plain(body, fmt, exc)

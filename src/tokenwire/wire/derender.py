@@ -11,8 +11,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from tokenwire.errors import BodyValidationError
+from tokenwire.errors import BodyValidationError, InvalidRequestError
 from tokenwire.wire import codec
+from tokenwire.wire.arrays import RaggedIds
 from tokenwire.wire.chat import ChatCompletionRequest
 from tokenwire.wire.chat_reply import ChatCompletionChunk
 from tokenwire.wire.completion import CompletionRequest
@@ -61,8 +62,19 @@ class ReceivedChoice(msgspec.Struct, frozen=True, kw_only=True):
     token_ids: TokenIds | None = None
     logprobs: ReceivedLogprobs | None = None
     routed_experts: Any = None
-    sampling_mask: list[list[int]] | None = None
+    sampling_mask: list[list[int]] | RaggedIds | None = None
+    """Two arrays where the reply came over MessagePack; `masks` reads both."""
     weight_versions: list[WeightVersionSpan] | None = None
+
+    @property
+    def masks(self) -> list[list[int]] | None:
+        """Raises `InvalidRequestError` for arrays that do not fit together."""
+        if not isinstance(self.sampling_mask, RaggedIds):
+            return self.sampling_mask
+        try:
+            return list(self.sampling_mask)
+        except ValueError as exc:
+            raise InvalidRequestError(f"sampling_mask does not fit together: {exc}", param="sampling_mask") from exc
 
 
 class ReceivedReply(msgspec.Struct, frozen=True, kw_only=True):

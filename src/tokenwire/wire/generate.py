@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from tokenwire.wire.arrays import pack_ids, unpack_ids
 from tokenwire.wire.media import MultiModalFeatures, PlaceholderRange
 from tokenwire.wire.sampling import SamplingParams
 from tokenwire.wire.usage import PerRequestMetrics, UsageInfo
@@ -85,9 +86,32 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     # Ours; vLLM does not know them.
     logprob_token_field: bool | None = None
     """Each tokens-level logprob entry also has `token: "token_id:N"`."""
-    logprobs_format: Literal["content", "packed"] = "content"
+    logprobs_format: Literal["content", "packed"] | None = None
+    """None: packed in a MessagePack reply of the level `tokens`, else content."""
     routed_experts_format: Literal["npy", "object"] = "npy"
     render_fingerprint: str | None = None
+
+    def with_raw_ids(self) -> GenerateRequest:
+        """As it travels in MessagePack: ids as int32 bytes, unless one of them does not fit."""
+        try:
+            raw: Any = pack_ids(self.token_ids)
+        except OverflowError:
+            return self
+        return msgspec.structs.replace(self, token_ids=raw)
+
+
+class RawGenerateRequest(GenerateRequest, frozen=True, kw_only=True):
+    """A request read from MessagePack, where ids may be int32 bytes."""
+
+    token_ids: Annotated[list[Annotated[int, Meta(ge=0)]], Meta(min_length=1)] | bytes  # type: ignore[assignment]
+
+    def plain(self) -> GenerateRequest:
+        """Raises `ValueError` for bytes that are no ids."""
+        ids = unpack_ids(self.token_ids) if isinstance(self.token_ids, bytes) else self.token_ids
+        if not ids or min(ids) < 0:
+            raise ValueError("ids must be there, and none negative")
+        fields = {name: getattr(self, name) for name in self.__struct_fields__}
+        return GenerateRequest(**{**fields, "token_ids": ids})
 
 
 # --- logprobs ---------------------------------------------------------------------------------------------------
@@ -139,6 +163,8 @@ class PackedLogprobs(msgspec.Struct, frozen=True, kw_only=True):
     token_ids: Blob  # int32 [T, K]
     logprobs: Blob  # float32 [T, K]
     ranks: Blob  # int32 [T]
+    candidate_ranks: Blob | UnsetType = UNSET
+    """int32 [T, K], where candidates were asked for by id (`logprob_token_ids`); else column j has rank j."""
     format: Literal["packed"] = "packed"
 
 
@@ -217,6 +243,7 @@ class TokensChoice(msgspec.Struct, frozen=True, kw_only=True):
     token_ids: list[int] | bytes | None
     routed_experts: Blob | RoutedExpertsObject | None = None
     sampling_mask: list[list[int]] | None = None
+    """In MessagePack `RaggedIds`, which iterates the same."""
     weight_versions: list[WeightVersionSpan] | None = None
     logprobs: TokenIdLogprobs | PackedLogprobs | None = None
 

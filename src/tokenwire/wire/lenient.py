@@ -1,17 +1,20 @@
 """Plain objects shaped towards a wire type the way lenient servers do, collecting every problem with its path.
 
 Accepted beyond the strict types: a number in a string, a whole float or a bool for an int, an int or bool for a
-float, 0/1 and "true"/"false" for a bool, int32 bytes for a list of ints, unknown fields (passed over, and named).
+float, 0/1 and "true"/"false" for a bool, int32 bytes for a list of ints, base64 without its padding for bytes,
+unknown fields (passed over, and named).
 """
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
-import numpy as np
 from msgspec import inspect as mi
+
+from tokenwire.wire.arrays import unpack_ids
 
 Problem = tuple[str, str]
 """(dotted path from "body", sentence)"""
@@ -106,7 +109,7 @@ _NATURAL: dict[type, tuple[type[mi.Type], ...]] = {
     bool: (mi.BoolType,),
     int: (mi.IntType, mi.FloatType),
     float: (mi.FloatType, mi.IntType),
-    str: (mi.StrType, mi.LiteralType),
+    str: (mi.StrType, mi.LiteralType, mi.BytesType),
     list: (mi.ListType, mi.TupleType),
     dict: (mi.StructType, mi.DictType),
     bytes: (mi.BytesType, mi.ListType),
@@ -190,12 +193,34 @@ def _sized(walk: _Walk, info: Any, value: Any, path: str, noun: str, item: str) 
 
 
 def _list(walk: _Walk, info: mi.ListType, value: Any, path: str) -> Any:
-    if isinstance(value, bytes) and isinstance(info.item_type, mi.IntType) and len(value) % 4 == 0:
-        value = np.frombuffer(value, dtype="<i4").tolist()
+    if isinstance(value, bytes) and isinstance(info.item_type, mi.IntType):
+        try:
+            value = unpack_ids(value)
+        except ValueError as exc:
+            return walk.fail(path, f"Input should be a list, or int32 bytes: {exc}")
+        if _all_within(info.item_type, value):
+            return _sized(walk, info, value, path, "List", "item")
     if not isinstance(value, list):
         return walk.fail(path, "Input should be a valid list", value)
     out = [walk.visit(info.item_type, item, f"{path}.{i}") for i, item in enumerate(value)]
     return _sized(walk, info, out, path, "List", "item")
+
+
+def _all_within(info: mi.IntType, ids: list[int]) -> bool:
+    """No bound is broken, told without a look at each."""
+    low, high = info.ge, info.le
+    return not ids or ((low is None or min(ids) >= low) and (high is None or max(ids) <= high))
+
+
+def _bytes(walk: _Walk, info: mi.BytesType, value: Any, path: str) -> Any:
+    if isinstance(value, str):
+        try:
+            value = base64.b64decode(value + "==")  # as other readers do, what is no base64 is passed over
+        except ValueError as exc:
+            return walk.fail(path, f"Input should be base64: {exc}", value)
+    if not isinstance(value, bytes):
+        return walk.fail(path, "Input should be bytes, or base64 text", value)
+    return _sized(walk, info, value, path, "Data", "byte")
 
 
 def _tuple(walk: _Walk, info: mi.TupleType, value: Any, path: str) -> Any:
@@ -234,6 +259,7 @@ _HANDLERS: dict[type[mi.Type], Callable[[_Walk, Any, Any, str], Any]] = {
     mi.FloatType: _float,
     mi.BoolType: _bool,
     mi.StrType: _str,
+    mi.BytesType: _bytes,
     mi.ListType: _list,
     mi.TupleType: _tuple,
     mi.DictType: _dict,

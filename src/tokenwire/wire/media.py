@@ -24,9 +24,9 @@ class MultiModalFeatures(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 
     mm_hashes: dict[str, list[str]]
     mm_placeholders: dict[str, list[PlaceholderRange]]
-    kwargs_data: dict[str, list[str | None]] | None = None
-    """Base64 of one encoded tensor bundle per item; null: resolve from the server's cache by hash."""
-    mm_metadata: dict[str, list[str | None]] | None = None
+    kwargs_data: dict[str, list[bytes | None]] | None = None
+    """One encoded tensor bundle per item, base64 in JSON; null: resolve from the server's cache by hash."""
+    mm_metadata: dict[str, list[bytes | None]] | None = None
 
     def check(self, prompt_len: int, *, has_ec_transfer: bool) -> None:
         """Raise `InvalidRequestError` unless maps agree, ranges are disjoint and inside the prompt."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from typing import Any
+
+import msgspec
 
 from tokenwire.engine.base import EngineRequest
 from tokenwire.errors import InvalidRequestError, UnsupportedFeatureError
@@ -43,7 +46,7 @@ def _with_features(request: EngineRequest, features: MultiModalFeatures) -> Any:
             "features", value=sorted(features.mm_hashes), where="this vLLM", way_out="Upgrade vLLM."
         ) from exc
     try:
-        items = mm_kwargs_from_features(features)
+        items = mm_kwargs_from_features(_as_vllm_has_it(features))
     except Exception as exc:
         raise InvalidRequestError(f"features hold an item that cannot be decoded: {exc}", param="features") from exc
     placeholders = {
@@ -57,6 +60,17 @@ def _with_features(request: EngineRequest, features: MultiModalFeatures) -> Any:
         mm_placeholders=placeholders,
         cache_salt=request.cache_salt,
     )
+
+
+def _as_vllm_has_it(features: MultiModalFeatures) -> Any:
+    """vLLM reads items from base64 text."""
+    texts = {
+        name: None
+        if items is None
+        else {m: [None if i is None else b64encode(i).decode() for i in items[m]] for m in items}
+        for name, items in (("kwargs_data", features.kwargs_data), ("mm_metadata", features.mm_metadata))
+    }
+    return msgspec.structs.replace(features, **texts)
 
 
 def _mask(is_embed: list[bool] | None) -> dict[str, Any]:

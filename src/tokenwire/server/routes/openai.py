@@ -57,7 +57,7 @@ def with_priority(request: Any, scope: Scope) -> Any:
 async def _sampled(request: CommonSampling, service: Any, scope: Scope, receive: Receive, send: Send) -> None:
     """A chat or a completion, by its service."""
     fmt = reply_format(scope)
-    prepared = await service.prepare(with_priority(request, scope), request_context(scope, fmt))
+    prepared = await service.prepare(with_priority(request, scope), request_context(scope, "json"))
     if request.stream:
         name = prepared.request_id
         await send_stream(server_of(scope), service.stream(prepared), PlainFraming(fmt), receive, send, name=name)

@@ -32,7 +32,10 @@ async def _render(request: Request, kind: type[Any], render: Render) -> Response
     _, body = await read_request(kind, request.scope, request.receive)
     context = request_context(request.scope, body_format(request.scope))
     fmt = reply_format(request.scope)
-    return Response(encode(await render(service, body, context), fmt), media_type=MEDIA_TYPES[fmt].decode())
+    rendered = await render(service, body, context)
+    if fmt == "msgpack":
+        rendered = [one.with_raw_ids() for one in rendered] if isinstance(rendered, list) else rendered.with_raw_ids()
+    return Response(encode(rendered, fmt), media_type=MEDIA_TYPES[fmt].decode())
 
 
 def render_of(server: Server) -> RenderService:

@@ -53,13 +53,12 @@ class ScaleOut(Dialect):
             headers["x-data-parallel-rank"] = str(request.data_parallel_rank)
         for name, value in (request.trace_headers or {}).items():
             headers[name] = _header_value(value)
-        body = encode(self._body(request, call_id, facts), "msgpack" if binary else "json")
+        asked = self._body(request, call_id, facts)
+        body = encode(asked.with_raw_ids(), "msgpack") if binary else encode(asked)
         return Call(path="/inference/v1/generate", body=body, headers=headers)
 
     def _body(self, request: EngineRequest, call_id: str, facts: WorkerFacts) -> GenerateRequest:
         kwargs = request.reasoning_parser_kwargs
-        # Packed arrays have no ranks of candidates, which only ids that were asked for by name need.
-        packed = facts.is_tokenwire and request.sampling.logprob_token_ids is None
         return GenerateRequest(
             token_ids=request.prompt_token_ids,
             sampling_params=msgspec.structs.replace(
@@ -77,7 +76,7 @@ class ScaleOut(Dialect):
             priority=request.priority,
             kv_transfer_params=_plain(request.kv_transfer_params),
             ec_transfer_params=_plain(request.ec_transfer_params),
-            logprobs_format="packed" if packed else "content",
+            logprobs_format="packed" if facts.is_tokenwire else None,
         )
 
     def reader(self, request: EngineRequest, content_type: str) -> Reader:

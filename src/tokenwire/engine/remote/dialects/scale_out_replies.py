@@ -16,6 +16,7 @@ from tokenwire.engine.remote.errors import ErrorInfo, from_info
 from tokenwire.engine.remote.events import FrameSplitter, Splitter, SseSplitter
 from tokenwire.engine.speculation import spec_stats
 from tokenwire.errors import GenerationError
+from tokenwire.wire.arrays import RaggedIds, unpack_ids
 
 # `bytes` is base64 text in JSON and raw bytes in MessagePack; one set of types reads both.
 
@@ -42,7 +43,7 @@ class _Choice(msgspec.Struct):
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     logprobs: _Logprobs | None = None
-    sampling_mask: list[list[int]] | None = None
+    sampling_mask: list[list[int]] | RaggedIds | None = None
     routed_experts: bytes | _Experts | None = None
     weight_versions: list[_Span] | None = None
     weight_version: str | None = None
@@ -193,9 +194,7 @@ class ScaleOutReader:
 
 
 def _output(choice: _Choice) -> EngineOutput:
-    ids = choice.token_ids
-    token_ids = np.frombuffer(ids, "<i4").tolist() if isinstance(ids, bytes) else ids or []
-    output = EngineOutput(choice.index, token_ids)
+    output = EngineOutput(choice.index, _ids(choice.token_ids))
     if choice.logprobs is not None:
         scores = choice.logprobs
         output.logprobs = unpack(scores) if scores.content is None else content_rows(scores.content)
@@ -207,10 +206,33 @@ def _output(choice: _Choice) -> EngineOutput:
         if choice.finish_reason == "error":
             output.error = "the worker reported an error"
     if choice.sampling_mask is not None:
-        output.sampling_mask = [np.asarray(ids, np.int32) for ids in choice.sampling_mask]
+        output.sampling_mask = _masks(choice.sampling_mask)
     if choice.routed_experts is not None:
         output.routed_experts = _experts(choice.routed_experts)
     return output
+
+
+def _ids(value: list[int] | bytes | None) -> list[int]:
+    if not isinstance(value, bytes):
+        return value or []
+    try:
+        return unpack_ids(value)
+    except ValueError as exc:
+        raise GenerationError(f"the worker sent token_ids that are none: {exc}") from exc
+
+
+def _masks(value: list[list[int]] | RaggedIds) -> list[NDArray[np.int32]]:
+    """One array per token; those of a MessagePack worker are views on its bytes."""
+    if not isinstance(value, RaggedIds):
+        return [np.asarray(ids, np.int32) for ids in value]
+    try:
+        ends = np.cumsum(np.frombuffer(value.counts, "<i4"))
+        flat = np.frombuffer(value.token_ids, "<i4")
+        if len(ends) and ends[-1] != len(flat):
+            raise ValueError(f"counts add up to {ends[-1]} ids, there are {len(flat)}")
+    except ValueError as exc:
+        raise GenerationError(f"the worker's sampling_mask does not fit together: {exc}") from exc
+    return np.split(flat, ends[:-1]) if len(ends) else []
 
 
 def _experts(value: bytes | _Experts) -> NDArray[Any]:

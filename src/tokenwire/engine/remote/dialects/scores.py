@@ -13,12 +13,13 @@ from tokenwire.errors import GenerationError
 
 
 class Packed(msgspec.Struct, kw_only=True):
-    """`{"format": "packed", "k", "token_ids", "logprobs", "ranks"}` (docs/wire.md)."""
+    """`{"format": "packed", "k", "token_ids", "logprobs", "ranks", "candidate_ranks"}` (docs/wire.md)."""
 
     k: int = 0
     token_ids: bytes = b""
     logprobs: bytes = b""
     ranks: bytes = b""
+    candidate_ranks: bytes | None = None
 
 
 class Candidate(msgspec.Struct):
@@ -43,9 +44,11 @@ def unpack(packed: Packed) -> Logprobs:
     try:
         token_ids = np.frombuffer(packed.token_ids, "<i4").reshape(shape)
         logprobs = np.frombuffer(packed.logprobs, "<f4").reshape(shape)
+        given = packed.candidate_ranks
+        candidate_ranks = None if given is None else np.frombuffer(given, "<i4").reshape(shape)
     except ValueError as exc:
         raise GenerationError(f"the worker's packed logprobs do not fit together: {exc}") from exc
-    return Logprobs(token_ids, logprobs, ranks)
+    return Logprobs(token_ids, logprobs, ranks, candidate_ranks)
 
 
 def content_rows(content: Sequence[Entry]) -> Logprobs:
