@@ -17,7 +17,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 SHOWN = {
     "generate_ids.py": "why it ended: stop",
     "stream.py": "2: done, 12 tokens",
-    "packed_logprobs.py": "mean log-prob -8.0",
+    "packed_logprobs.py": "streamed the same ids: True",
     "conversation_with_a_tool.py": "answer: it rains",
     "abort.py": "aborted=['r']",
 }

@@ -126,8 +126,9 @@ def generate(body: Mapping[str, Any], *, wire: WireName, headers: Mapping[str, s
 def _raw(body: Mapping[str, Any]) -> Mapping[str, Any]:
     """The request with its arrays as raw bytes. What does not fit stays as it is: the server has the word for it."""
     raw = dict(body)
-    with contextlib.suppress(OverflowError, TypeError):
-        raw["token_ids"] = pack_ids(body["token_ids"])
+    if isinstance(raw.get("token_ids"), list):
+        with contextlib.suppress(AttributeError, OverflowError, TypeError):
+            raw["token_ids"] = pack_ids(raw["token_ids"])
     features = body.get("features")
     if isinstance(features, Mapping):
         raw["features"] = {

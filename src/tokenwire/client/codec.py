@@ -18,6 +18,7 @@ from tokenwire.client.replies import (
     TextChoice,
 )
 from tokenwire.client.sse import SSEParser
+from tokenwire.errors import InvalidRequestError
 
 WireName = Literal["json", "msgpack"]
 CONTENT_TYPES: Mapping[str, str] = {"json": "application/json", "msgpack": "application/msgpack"}
@@ -56,7 +57,13 @@ def _decoder(kind: Any, wire: WireName = "json") -> msgspec.json.Decoder[Any] | 
 
 
 def encode(body: object, wire: WireName = "json") -> bytes:
-    return _encode_json(body) if wire == "json" else _encode_msgpack(body)
+    """Raises `InvalidRequestError` for a number that MessagePack has no room for."""
+    if wire == "json":
+        return _encode_json(body)
+    try:
+        return _encode_msgpack(body)
+    except OverflowError as exc:
+        raise InvalidRequestError(f"the request does not fit into MessagePack: {exc}") from exc
 
 
 def wire_of(content_type: str) -> WireName:
