@@ -56,6 +56,7 @@ ALL_CAPABILITIES = Capabilities(
     content_parts=True,
     kv_transfer=True,
     ec_transfer=True,
+    data_parallel_size=4,
     extra_args=True,
     controls=frozenset({"pause", "resume", "reset_prefix_cache"}),
 )

@@ -291,10 +291,11 @@ class Core:
 
     def _stop(self, client: bytes, message: wire.Stop) -> None:
         request = self._requests.get(RequestKey(client, message.handle))
-        if request is not None and request.sequences[message.index].state is not SequenceState.FINISHED:
+        sequence = None if request is None else request.sequences[message.index]
+        if sequence is not None and sequence.state is not SequenceState.FINISHED:
             if message.heard:
-                self._outputs.finish(request.sequences[message.index], "abort")
-            self._leave(request.sequences[message.index])
+                self._outputs.finish(sequence, "abort", kv_transfer_params=self._keep_blocks(sequence))
+            self._leave(sequence)
 
     def _detach(self, client: bytes) -> None:
         self._clients.discard(client)
