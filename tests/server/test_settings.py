@@ -82,6 +82,12 @@ def test_a_file_may_hold_plain_values_or_text(tmp_path):
     assert (found.network.shutdown_timeout, found.engine.enable_prefix_caching, found.network.uds) == (3.0, False, None)
 
 
+VLLM_IS_ONE_PROCESS = (
+    "--api-server-count above 1 is not for --engine vllm, which runs inside the one front end. Start `vllm serve` and "
+    "put several front ends before it: --engine remote --worker URL --api-server-count N."
+)
+
+
 @pytest.mark.parametrize(
     "argv, env, sentence",
     [
@@ -105,7 +111,13 @@ def test_a_file_may_hold_plain_values_or_text(tmp_path):
             {},
             "--tool-call-parser and --reasoning-parser need a tokenizer; let it be loaded.",
         ),
-        (["--api-server-count", "2"], {}, "--api-server-count must be a whole number from 1 to 1, got 2."),
+        (["--api-server-count", "0"], {}, "--api-server-count must be a whole number from 1 to 64, got 0."),
+        (["--api-workers", "2", "--engine", "vllm"], {}, VLLM_IS_ONE_PROCESS),
+        (
+            ["-dp", "2", "--engine", "remote"],
+            {},
+            "--data-parallel-size is not for --engine remote: name several workers (--worker).",
+        ),
     ],
 )
 def test_what_cannot_be_is_one_sentence(argv, env, sentence):

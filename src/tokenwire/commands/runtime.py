@@ -5,17 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from pathlib import Path
 
-from tokenwire.commands.adapters import load_adapters, lora_modules
+from tokenwire.commands.adapters import lora_modules
 from tokenwire.commands.engines import make_engine
 from tokenwire.commands.memory import release_start_up_memory
+from tokenwire.commands.opening import model_folder, open_server
 from tokenwire.commands.progress import LoadProgress
-from tokenwire.commands.tokenizers import load_tokenizer, tokenizer_folder, wants_tokenizer
 from tokenwire.engine.base import Engine
 from tokenwire.errors import TokenwireError
 from tokenwire.server.app import create_app
-from tokenwire.server.build import build_server, message_format
+from tokenwire.server.build import message_format
 from tokenwire.server.process import Gate, HttpProcess, address_of, bind, unbind, uvicorn_config
 from tokenwire.settings import Settings
 
@@ -32,6 +31,10 @@ def run(settings: Settings, *, with_engine: bool, on_ready: OnReady) -> int:
     """Run to the end; returns the exit code. Raises `SettingsError` before anything has started."""
     message_format(settings.chat)  # an unknown parser is known before anything is loaded
     lora_modules(settings.adapters)
+    if settings.network.api_server_count > 1:
+        from tokenwire.commands import supervisor
+
+        return supervisor.run(settings, with_engine=with_engine, on_ready=on_ready)
     progress = LoadProgress()
     engine = make_engine(settings, progress) if with_engine else None
     listener = bind(settings.network)
@@ -51,7 +54,7 @@ def run(settings: Settings, *, with_engine: bool, on_ready: OnReady) -> int:
                 return STOPPED
             return await _not_opened(process, serving, opening)
         finally:
-            await _close(engine, process)
+            await close(engine, process)
 
     try:
         with asyncio.Runner(loop_factory=process.config.get_loop_factory()) as runner:
@@ -64,42 +67,14 @@ async def _open(
     settings: Settings, engine: Engine | None, gate: Gate, process: HttpProcess, progress: LoadProgress
 ) -> str:
     """Load what is needed and let requests in; returns the served name."""
-    model = settings.model
     with progress.shown():
-        folder = None
-        if wants_tokenizer(model) and model.tokenizer is None:
-            own_weights = engine is not None and model.engine == "local"
-            folder = await asyncio.to_thread(_model_folder, model.model, progress, with_weights=own_weights)
-        tokenizer, _ = await asyncio.gather(load_tokenizer(model, folder), _start(engine))
-    server = build_server(settings, engine, tokenizer=tokenizer, model_name=_default_name(settings))
-    await load_adapters(server)
+        folder = await model_folder(settings, progress, with_engine=engine is not None)
+        server = await open_server(settings, engine, folder)
     process.server = server
     app = create_app(server)
     release_start_up_memory()
     gate.open(app)
     return server.models.name
-
-
-def _model_folder(model: str | None, progress: LoadProgress, *, with_weights: bool) -> Path:
-    if not with_weights and model is not None:
-        return tokenizer_folder(model, progress)
-    from tokenwire.engine.local.models import prepare_model
-
-    return prepare_model(model, progress=progress)
-
-
-def _default_name(settings: Settings) -> str | None:
-    """What the model is called when nobody named one: not the folder where it happens to be cached."""
-    if settings.model.engine != "local":
-        return None
-    from tokenwire.engine.local.models import DEFAULT_MODEL
-
-    return DEFAULT_MODEL
-
-
-async def _start(engine: Engine | None) -> None:
-    if engine is not None:
-        await engine.start()
 
 
 async def _not_opened(process: HttpProcess, serving: asyncio.Task[None], opening: asyncio.Task[str]) -> int:
@@ -115,7 +90,8 @@ async def _not_opened(process: HttpProcess, serving: asyncio.Task[None], opening
     return START_FAILED if error is not None else STOPPED
 
 
-async def _close(engine: Engine | None, process: HttpProcess) -> None:
+async def close(engine: Engine | None, process: HttpProcess) -> None:
+    """End what a server had running."""
     if engine is not None:
         await engine.close()
     if process.server is not None and process.server.tracing is not None:

@@ -12,8 +12,8 @@ import dataclasses
 import hashlib
 import itertools
 from collections import OrderedDict
-from collections.abc import Coroutine, Iterable, Mapping, MutableSequence, Sequence
-from typing import Any, TypeVar
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
 from tokenwire.engine.base import (
     Control,
@@ -43,6 +43,14 @@ _BEST_FIRST = (
 _GONE = (EngineStatus.RESTARTING, EngineStatus.DEAD)
 
 
+class Memory(Protocol):
+    """Bytes: a bytearray, or a view of memory that others see."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int, /) -> int: ...
+    def __setitem__(self, index: int, value: int, /) -> None: ...
+
+
 class Sessions:
     """Where each session ran last: one byte by the hash of its id, 0 for nowhere yet.
 
@@ -50,8 +58,8 @@ class Sessions:
     `memory`; then a session has one replica whichever of them it comes to.
     """
 
-    def __init__(self, memory: MutableSequence[int] | None = None) -> None:
-        self._ranks = bytearray(SESSION_BYTES) if memory is None else memory
+    def __init__(self, memory: Memory | None = None) -> None:
+        self._ranks: Memory = bytearray(SESSION_BYTES) if memory is None else memory
 
     def get(self, session_id: str) -> int | None:
         stored = self._ranks[self._place(session_id)]
@@ -68,10 +76,11 @@ class Sessions:
 class ReplicaEngine(Engine):
     """Implements `Engine` over engines that serve the same model with the same options; the index is the rank."""
 
-    def __init__(self, replicas: Sequence[Engine], sessions: Sessions | None = None) -> None:
+    def __init__(self, replicas: Sequence[Engine], sessions: Sessions | None = None, *, first: int = 0) -> None:
+        """`first` takes the first request: several front ends of the same replicas begin with different ones."""
         self._replicas = tuple(replicas)
         self._sessions = sessions or Sessions()
-        self._next = 0
+        self._next = first % len(replicas)
         """Who is first among equals."""
         self._probed: OrderedDict[str, int] = OrderedDict()
         """Ranks whose cache was looked at for a request that is to come."""

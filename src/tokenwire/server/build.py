@@ -17,6 +17,7 @@ from tokenwire.server.metrics import Metrics
 from tokenwire.server.observers import LogObserver, MetricsObserver, Observers
 from tokenwire.server.tracing import otlp_observer
 from tokenwire.service.adapters import AdapterService
+from tokenwire.service.admission import Admission
 from tokenwire.service.context import ServiceOptions
 from tokenwire.service.derender import DerenderService, DerenderSetup
 from tokenwire.service.derender_input import DerenderLimits
@@ -41,11 +42,12 @@ def build_server(
     *,
     tokenizer: Tokenizer | None = None,
     model_name: str | None = None,
+    admission: Admission | None = None,
 ) -> Server:
     """`engine` has started, or is None for a front end that only renders and derenders.
 
     `model_name` names a model that the settings do not name. Raises `SettingsError` for a setting that needs a package
-    which is not there, and for a parser that is not known.
+    which is not there, and for a parser that is not known. `admission` is given where processes share the limits.
     """
     model = settings.model
     root = model.model or model_name or (engine.info.model if engine is not None else "none")
@@ -82,7 +84,12 @@ def build_server(
         options = service_options(settings, engine.info.default_sampling_params)
         options = dataclasses.replace(options, render_fingerprint=server.render_fingerprint)
         server.generate = GenerateService(
-            engine, models, options, text=_text_tools(settings, tokenizer, parser), observer=Observers(observers)
+            engine,
+            models,
+            options,
+            text=_text_tools(settings, tokenizer, parser),
+            observer=Observers(observers),
+            admission=admission,
         )
         server.adapters = AdapterService(engine, models)
         server.fields = server.generate.preparer.fields

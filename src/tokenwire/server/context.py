@@ -12,6 +12,7 @@ from starlette.types import Scope
 from tokenwire.engine.base import Engine, EngineStatus
 from tokenwire.server.metrics import EngineFigures, Metrics
 from tokenwire.server.observers import LiveObserver, LogObserver
+from tokenwire.server.peers import Peers
 from tokenwire.server.tracing import TracingObserver
 from tokenwire.service.adapters import AdapterService
 from tokenwire.service.chat import ChatService
@@ -59,6 +60,8 @@ class Server:
     log: LogObserver | None = None
     """Set when requests are logged."""
     tracing: TracingObserver | None = None
+    peers: Peers | None = None
+    """The other front ends of this server, where there are several."""
     fields: UnknownFields
     """Shared by all routes that read bodies."""
     live: LiveObserver = field(default_factory=LiveObserver)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import bisect
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -29,19 +29,25 @@ LENGTH_BOUNDS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20
 MAX_UNKNOWN_FIELDS = 100
 
 
+@dataclass(slots=True)
 class Histogram:
     """Counts by upper bound; one `observe` may stand for many equal observations."""
 
-    __slots__ = ("bounds", "counts", "total")
+    bounds: tuple[float, ...]
+    counts: list[int] = field(default_factory=list)
+    """One more than there are bounds."""
+    total: float = 0.0
 
-    def __init__(self, bounds: Sequence[float]) -> None:
-        self.bounds = tuple(bounds)
-        self.counts = [0] * (len(bounds) + 1)
-        self.total = 0.0
+    def __post_init__(self) -> None:
+        self.counts = self.counts or [0] * (len(self.bounds) + 1)
 
     def observe(self, value: float, times: int = 1) -> None:
         self.counts[bisect.bisect_left(self.bounds, value)] += times
         self.total += value * times
+
+    def add(self, other: Histogram) -> None:
+        self.counts = [mine + theirs for mine, theirs in zip(self.counts, other.counts, strict=True)]
+        self.total += other.total
 
     def cumulative(self) -> list[tuple[str, float]]:
         rows, running = [], 0
@@ -79,11 +85,11 @@ class Metrics:
     generation_tokens: int = 0
     num_left: int = 0
     """Requests that ended before their last token: client gone, or an error."""
-    finished: Counter[str] = field(default_factory=Counter)
+    finished: dict[str, int] = field(default_factory=Counter)
     """By finish reason."""
-    errors: Counter[tuple[str, int]] = field(default_factory=Counter)
+    errors: dict[tuple[str, int], int] = field(default_factory=Counter)
     """By error type and status."""
-    unknown_fields: Counter[str] = field(default_factory=Counter)
+    unknown_fields: dict[str, int] = field(default_factory=Counter)
     time_to_first_token: Histogram = field(default_factory=lambda: Histogram(FIRST_TOKEN_BOUNDS))
     inter_token: Histogram = field(default_factory=lambda: Histogram(TOKEN_BOUNDS))
     time_per_output_token: Histogram = field(default_factory=lambda: Histogram(TOKEN_BOUNDS))
@@ -102,11 +108,23 @@ class Metrics:
         for name in names:
             known[name if name in known or len(known) < MAX_UNKNOWN_FIELDS else "other"] += 1
 
-    def registry(self) -> CollectorRegistry:
-        """A registry of its own: two servers in one process do not mix."""
+    def add(self, other: Metrics) -> None:
+        """Count what another process has counted; not what it says of engines."""
+        for f in fields(self):
+            mine, theirs = getattr(self, f.name), getattr(other, f.name)
+            if isinstance(mine, Histogram):
+                mine.add(theirs)
+            elif isinstance(mine, dict):
+                for key, count in theirs.items():
+                    mine[key] += count
+            elif isinstance(mine, int):
+                setattr(self, f.name, mine + theirs)
+
+    def registry(self, process: Collector | None = None) -> CollectorRegistry:
+        """A registry of its own: two servers in one process do not mix. `process`: figures of other processes too."""
         registry = CollectorRegistry(auto_describe=False)
         registry.register(_MetricsCollector(self))
-        ProcessCollector(registry=registry)
+        registry.register(process or ProcessCollector(registry=None))
         return registry
 
 

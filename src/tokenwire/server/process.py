@@ -13,6 +13,7 @@ import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -52,8 +53,10 @@ class Gate:
 class HttpProcess(uvicorn.Server):
     """uvicorn, but a stop signal drains first, and does not become the process's own death."""
 
-    def __init__(self, config: uvicorn.Config, *, shutdown_timeout_s: float) -> None:
+    def __init__(self, config: uvicorn.Config, *, shutdown_timeout_s: float, heeds_signals: bool = True) -> None:
+        """`heeds_signals`: False where another process gets them and says when to `stop`."""
         super().__init__(config)
+        self._signals = STOP_SIGNALS if heeds_signals else ()
         self._shutdown_timeout_s = shutdown_timeout_s
         self._stopping: asyncio.Task[None] | None = None
         self.server: Server | None = None
@@ -62,12 +65,12 @@ class HttpProcess(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         loop = asyncio.get_running_loop()
-        for number in STOP_SIGNALS:
+        for number in self._signals:
             loop.add_signal_handler(number, self.stop)
         try:
             yield
         finally:
-            for number in STOP_SIGNALS:
+            for number in self._signals:
                 loop.remove_signal_handler(number)
 
     def stop(self) -> None:
@@ -131,6 +134,37 @@ def bind(network: NetworkSettings) -> socket.socket:
         return listener
     except OSError as exc:
         raise SettingsError(f"Cannot listen on {where}: {exc.strerror or exc}.") from exc
+
+
+def reserve(network: NetworkSettings) -> socket.socket:
+    """An address for several processes: bound and not listening, so that it is ours and no caller waits at it.
+
+    Each process takes its own socket there with `join`. A Unix socket listens already: it has no second one, all
+    processes share it. Raises `SettingsError` when the address cannot be had, also when another server shares it.
+    """
+    if network.uds is not None:
+        return bind(network)
+    with contextlib.closing(bind(network)) as probe:  # alone: another one that shares the address is noticed
+        address = probe.getsockname()
+    try:
+        return _shared_socket(probe.family, address)
+    except OSError as exc:
+        raise SettingsError(f"Cannot listen on {network.host}:{network.port}: {exc.strerror or exc}.") from exc
+
+
+def join(family: int, address: tuple[Any, ...]) -> socket.socket:
+    """One more listening socket at a reserved address; the kernel deals connections out among them."""
+    listener = _shared_socket(family, address)
+    listener.listen(BACKLOG)
+    return listener
+
+
+def _shared_socket(family: int, address: tuple[Any, ...]) -> socket.socket:
+    one = socket.socket(family, socket.SOCK_STREAM)
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    one.bind(address)
+    return one
 
 
 def _bind_unix(path: str) -> socket.socket:

@@ -16,15 +16,19 @@ class Admission:
 
     def check(self, n: int) -> None:
         """Raises `OverloadedError` when `n` more sequences do not fit."""
-        if self._max_seqs is not None and self.num_seqs + n > self._max_seqs:
+        self._compare(n, self.num_seqs, self.num_prefill_tokens)
+
+    def _compare(self, n: int, num_seqs: int, num_tokens: int) -> None:
+        """Do `n` sequences fit beside so many that are there?"""
+        if self._max_seqs is not None and num_seqs + n > self._max_seqs:
             advice = "Try again later." if n <= self._max_seqs else "It never takes that many: ask for a smaller n."
             raise OverloadedError(
-                f"The server holds {self.num_seqs} sequences and takes at most {self._max_seqs} "
+                f"The server holds {num_seqs} sequences and takes at most {self._max_seqs} "
                 f"(--max-num-queued-reqs); this request needs {n}. {advice}"
             )
-        if self._max_tokens is not None and self.num_prefill_tokens >= self._max_tokens:
+        if self._max_tokens is not None and num_tokens >= self._max_tokens:
             raise OverloadedError(
-                f"{self.num_prefill_tokens} prompt tokens wait for prefill, at most {self._max_tokens} may "
+                f"{num_tokens} prompt tokens wait for prefill, at most {self._max_tokens} may "
                 "(--max-num-queued-tokens). Try again later."
             )
 

@@ -39,14 +39,18 @@ class GenerateService:
         *,
         text: TextTools | None = None,
         observer: Observer | None = None,
+        admission: Admission | None = None,
     ) -> None:
-        """`text` is None on a server without a tokenizer; text levels and stop strings are refused there."""
+        """`text` is None on a server without a tokenizer; text levels and stop strings are refused there.
+
+        `admission` is given where several processes share the limits.
+        """
         self.engine = engine
         self.models = models
         self.options = options
         self.text = text
         self.observer = observer or Observer()
-        self.admission = Admission(options.max_num_queued_reqs, options.max_num_queued_tokens)
+        self.admission = admission or Admission(options.max_num_queued_reqs, options.max_num_queued_tokens)
         self.preparer = Preparer(engine, models, options, text, self.admission)
         self._live: dict[str, set[str]] = {}
         """Replied request id -> engine request ids; two live requests may share the former."""

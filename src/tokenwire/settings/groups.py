@@ -62,7 +62,13 @@ class NetworkSettings:
         4 * 2**20, minimum=1, help="Largest request head in bytes, where the h11 parser is used."
     )
     shutdown_timeout: float = option(30.0, minimum=0, help="Seconds that running requests get to finish after SIGTERM.")
-    api_server_count: int = option(1, minimum=1, maximum=1, help="Front-end processes over one engine; only 1 so far.")
+    api_server_count: int = option(
+        1,
+        minimum=1,
+        maximum=64,
+        aliases=("--api-workers",),
+        help="Front-end processes (HTTP, render, derender) on one port, over one engine or its replicas.",
+    )
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)

@@ -51,6 +51,13 @@ def check(settings: Settings) -> Settings:
         raise SettingsError("--data-parallel-size is not for --engine remote: name several workers (--worker).")
     if settings.adapters != AdapterSettings() and settings.model.engine not in ("vllm", "remote"):
         raise SettingsError(f"The {settings.model.engine} engine takes no LoRA adapters; --engine vllm does.")
+    if settings.network.api_server_count > 1 and settings.model.engine == "vllm":
+        raise SettingsError(
+            "--api-server-count above 1 is not for --engine vllm, which runs inside the one front end. Start `vllm "
+            "serve` and put several front ends before it: --engine remote --worker URL --api-server-count N."
+        )
+    if settings.network.api_server_count > 1 and settings.adapters != AdapterSettings():
+        raise SettingsError("LoRA adapters are known to one front end only; leave --api-server-count out.")
     if settings.model.tokens_only and settings.model.tokenizer:
         raise SettingsError("--tokens-only loads no tokenizer; leave --tokenizer out.")
     if settings.model.engine == "local":

@@ -68,6 +68,8 @@ class Core:
         self._samplers: dict[Sequence, SequenceSampler] = {}
         self._model_step = ModelStep(runner, scheduler, self._samplers, self, logprobs_mode)
         self._clients: set[bytes] = set()
+        self._gone: set[bytes] = set()
+        """Front ends that died; their last messages may be on the way still."""
         self._outputs = OutputBuffer()
         self._pause = PauseControl(self)
         self._num_steps = 0
@@ -237,6 +239,8 @@ class Core:
     # --- messages -------------------------------------------------------------------------------------------------
 
     def take(self, client: bytes, message: wire.ToCore) -> None:
+        if client in self._gone:
+            return
         match message:
             case wire.Add():
                 self._add(client, message)
@@ -252,6 +256,9 @@ class Core:
                 self._attach(client, message)
             case wire.Detach():
                 self._detach(client)
+            case wire.Forget(client=dead):
+                self._gone.add(dead)
+                self._detach(dead)
 
     def _attach(self, client: bytes, message: wire.Attach) -> None:
         if not self._has_been_attached:

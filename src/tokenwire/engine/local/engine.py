@@ -38,7 +38,10 @@ _CLOSED = "The engine has been closed."
 
 
 class LocalEngine(Engine):
-    """One core process: its own, or that of `source`. `progress` hears of loading: what is done, and its fraction."""
+    """One core process: its own, or that of `source`, which knows this front end by `identity`.
+
+    `progress` hears of loading: what is done, and its fraction.
+    """
 
     def __init__(
         self,
@@ -46,8 +49,10 @@ class LocalEngine(Engine):
         *,
         progress: Progress = no_progress,
         source: CoreSource | None = None,
+        identity: bytes | None = None,
     ) -> None:
         self._source = source or CoreKeeper(options or LocalEngineOptions(), progress)
+        self._identity = identity
         self._status = EngineStatus.STARTING
         self._gauges = wire.Gauges(EngineStats())
         self._owed: Pause | Resume | None = None
@@ -224,7 +229,7 @@ class LocalEngine(Engine):
 
     def _connect(self, address: str) -> None:
         """Attach to a core; it serves once its `Ready` is there."""
-        self._link = FrontLink(address, self._on_message)
+        self._link = FrontLink(address, self._on_message, self._identity)
         self._link.send(wire.Attach(self._gauges.state))
 
     async def _watch(self) -> None:

@@ -17,7 +17,7 @@ from tokenwire.engine.local.facts import check_folder
 from tokenwire.engine.local.models import Progress, no_progress, prepare_model
 from tokenwire.engine.local.options import LocalEngineOptions
 from tokenwire.engine.local.process import CoreProcess, describe_exit
-from tokenwire.errors import ServiceError
+from tokenwire.errors import EngineUnavailableError, ServiceError
 
 logger = logging.getLogger(__name__)
 
@@ -107,3 +107,27 @@ class CoreKeeper:
                 self._news.put_nowait(CoreNews(address=self._process.address))
                 return
         self._news.put_nowait(CoreNews(reason=reason))
+
+
+class ToldCore:
+    """A `CoreSource` for front ends that share a core: whoever keeps it passes its news on with `tell`."""
+
+    def __init__(self) -> None:
+        self._news: asyncio.Queue[CoreNews] = asyncio.Queue()  # bounded by the restarts
+
+    def tell(self, news: CoreNews) -> None:
+        self._news.put_nowait(news)
+
+    async def first(self) -> str:
+        while True:
+            news = await self._news.get()
+            if news.address is not None:
+                return news.address
+            if not news.will_return:
+                raise EngineUnavailableError(f"The engine process died ({news.reason}).")
+
+    async def next(self) -> CoreNews:
+        return await self._news.get()
+
+    async def close(self) -> None:
+        """The core is not ours to end."""

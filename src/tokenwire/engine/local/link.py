@@ -18,13 +18,21 @@ from tokenwire.engine.local.messages import FromCore, ToCore, encoder, from_core
 LINGER_MS = 500
 
 
-class FrontLink:
-    """A front end's connection. `on_message` is called on the loop's thread for everything the core sends."""
+def new_identity() -> bytes:
+    """Unlike any other; never begins with a zero, which ZeroMQ keeps for itself."""
+    return b"f" + os.urandom(8)
 
-    def __init__(self, address: str, on_message: Callable[[FromCore], None]) -> None:
+
+class FrontLink:
+    """A front end's connection. `on_message` is called on the loop's thread for everything the core sends.
+
+    The core knows it by `identity`, eight bytes or so; None: random ones.
+    """
+
+    def __init__(self, address: str, on_message: Callable[[FromCore], None], identity: bytes | None = None) -> None:
         self._on_message = on_message
         self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
-        self._socket.set(zmq.IDENTITY, os.urandom(8))
+        self._socket.set(zmq.IDENTITY, identity or new_identity())
         self._socket.set(zmq.LINGER, LINGER_MS)
         self._socket.set(zmq.SNDHWM, 0)  # the service bounds how much waits; a full pipe must not drop an abort
         self._socket.set(zmq.RCVHWM, 0)  # bounded by the requests in flight

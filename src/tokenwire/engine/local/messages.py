@@ -50,6 +50,12 @@ class Detach(msgspec.Struct, frozen=True, tag="detach"):
     """The front end goes; what it had running is aborted."""
 
 
+class Forget(msgspec.Struct, frozen=True, tag="forget"):
+    """Another front end has died: what it had running is aborted, and what comes of it still is dropped."""
+
+    client: bytes
+
+
 class Add(msgspec.Struct, frozen=True, tag="add", kw_only=True, omit_defaults=True):
     """A request. `handle` is the front end's own number for it."""
 
@@ -96,7 +102,7 @@ class ControlCall(msgspec.Struct, frozen=True, tag="control"):
     control: AnyControl
 
 
-ToCore = Attach | Detach | Add | Abort | Stop | Probe | ControlCall
+ToCore = Attach | Detach | Forget | Add | Abort | Stop | Probe | ControlCall
 
 
 # --- core to front end ------------------------------------------------------------------------------------------

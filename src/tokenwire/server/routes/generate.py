@@ -11,6 +11,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from tokenwire.errors import BodyValidationError
+from tokenwire.server import peers
 from tokenwire.server.answering import PlainFraming, send_stream, send_whole
 from tokenwire.server.body import read_as, read_body
 from tokenwire.server.context import generate_of, server_of
@@ -89,7 +90,7 @@ async def abort_requests(request: Request) -> Response:
     ids = _ids_in(await _body(request), header(request.scope, b"content-type"))
     if not ids:
         raise _missing_ids()
-    aborted, unknown = await generate_of(server_of(request.scope)).abort(ids)
+    aborted, unknown = await peers.abort(server_of(request.scope), ids)
     fmt = reply_format(request.scope)
     content = encode(AbortResponse(aborted=aborted, unknown=unknown), fmt)
     return Response(content, media_type=MEDIA_TYPES[fmt].decode())
@@ -97,10 +98,10 @@ async def abort_requests(request: Request) -> Response:
 
 async def abort_some_or_all(request: Request) -> Response:
     """A trainer's abort between two weight versions: without ids, or without a body, everything ends."""
-    service = generate_of(server_of(request.scope))
+    server = server_of(request.scope)
     body = await _body(request)
     ids = _ids_in(body, header(request.scope, b"content-type")) if body else []
-    count = len((await service.abort(ids))[0]) if ids else await service.abort_all()
+    count = len((await peers.abort(server, ids))[0]) if ids else await peers.abort_all(server)
     return WireResponse(AbortAllResponse(aborted=count))
 
 

@@ -7,6 +7,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from tokenwire import __version__
+from tokenwire.server import peers
 from tokenwire.server.context import Server, server_of
 from tokenwire.server.responses import WireResponse
 from tokenwire.server.routing import RouteSpec
@@ -36,7 +37,7 @@ def _state(server: Server) -> str:
 
 
 async def load(request: Request) -> Response:
-    return WireResponse({"server_load": server_of(request.scope).num_in_flight})
+    return WireResponse({"server_load": await peers.num_in_flight(server_of(request.scope))})
 
 
 async def version(request: Request) -> Response:
@@ -46,9 +47,9 @@ async def version(request: Request) -> Response:
 async def metrics(request: Request) -> Response:
     """Prometheus text, or OpenMetrics for a scraper that asks for it."""
     server = server_of(request.scope)
-    await server.read_engine()
+    registry = await peers.metrics_registry(server)
     encoder, content_type = choose_encoder(request.headers.get("accept", ""))
-    return Response(encoder(server.registry), headers={"content-type": content_type})
+    return Response(encoder(registry), headers={"content-type": content_type})
 
 
 ROUTES = [

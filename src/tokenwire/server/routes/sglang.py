@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from tokenwire.server import peers
 from tokenwire.server.answering import PlainFraming, send_stream, send_whole
 from tokenwire.server.body import read_as
 from tokenwire.server.context import generate_of, server_of
@@ -21,7 +22,6 @@ from tokenwire.server.responses import WireResponse
 from tokenwire.server.routing import RouteSpec
 from tokenwire.service.answers import all_of
 from tokenwire.service.generate import GenerateService, PreparedGenerate
-from tokenwire.service.prepare import ID_PREFIX
 from tokenwire.service.sglang import StreamShaper, replies_of, to_generate_requests
 from tokenwire.wire.sglang import SGLangAbort, SGLangRequest
 
@@ -83,13 +83,10 @@ async def abort_request(request: Request) -> Response:
     """Ends the request of that rid, or of a batch that was made from it; unknown rids are no error."""
     server = server_of(request.scope)
     body, _ = await read_as(SGLangAbort, request.scope, request.receive, server.settings.network.max_body_bytes)
-    service = generate_of(server)
     if body.abort_all:
-        await service.abort_all()
+        await peers.abort_all(server)
     elif body.rid:
-        own = ID_PREFIX + body.rid
-        batch = [one for one in service.live_ids() if one.startswith(f"{own}_") and one[len(own) + 1 :].isdecimal()]
-        await service.abort([own, *batch])
+        await peers.abort_batch(server, body.rid)
     return Response()
 
 
