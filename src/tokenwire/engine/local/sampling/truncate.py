@@ -94,7 +94,8 @@ def _from_lists(logits: torch.Tensor, rows: Sequence[_Row], size: int) -> dict[i
     temperatures = np.array([row.sampler.temperature for row in rows], dtype=np.float32)
     values = (lists.values / temperatures[:, None]).astype(np.float64)
     # The next number up, since ids just below the floor may have been rounded to it by the division.
-    floor = np.nextafter(lists.floor / temperatures, np.float32(np.inf))
+    with np.errstate(over="ignore"):  # the floor of a list that holds the whole row is the smallest float
+        floor = np.nextafter(lists.floor / temperatures, np.float32(np.inf))
     limits = _limits(values, rows)
     with np.errstate(invalid="ignore"):
         alive = (values >= limits[:, None]) & (values > -np.inf)
