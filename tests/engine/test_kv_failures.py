@@ -378,3 +378,44 @@ def test_a_port_that_is_taken_stops_the_start(folders: dict[str, Path]) -> None:
         port = server.getsockname()[1]
         with pytest.raises(EngineUnavailableError, match=f"127.0.0.1:{port}"):
             Harness(folders["llama"], kv_transfer_port=port)
+
+
+def test_an_address_that_could_not_be_reached_is_not_tried_by_everybody(
+    pair: Pair, right: EngineOutput, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even by those that had queued: each would wait for seconds at an address that is silent."""
+    monkeypatch.setattr(pulls_module, "MAX_AT_ONCE", 1)
+    tried: list[Any] = []
+
+    def silent(address: tuple[str, int], timeout: float) -> socket.socket:
+        tried.append(address)
+        time.sleep(0.2)
+        raise TimeoutError("timed out")
+
+    monkeypatch.setattr("tokenwire.engine.local.transfer.client.socket.create_connection", silent)
+    params = pair.prefill()
+    handles = [pair.b.add(PROMPT, kv=params, salt=str(i), logprobs=1) for i in range(5)]
+    pair.until(lambda: not len(pair.b.streams))
+    for handle in handles:
+        assert_right(pair.b.output(handle), right)
+    assert pair.stats_b.fallbacks == {"unreachable": 5}
+    assert len(tried) == 1
+
+
+def test_waiting_for_a_turn_counts_as_time(
+    folders: dict[str, Path], right: EngineOutput, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pulls_module, "MAX_AT_ONCE", 1)
+    made = Pair(folders["llama"], b={"kv_transfer_timeout_s": 0.5})
+    kept = {salt: made.prefill(salt=salt) for salt in "abc"}
+    with proxy(address(kept["a"])) as between:
+        between.rate = 1_000
+        started = time.monotonic()
+        handles = [made.b.add(PROMPT, kv=through(between, kept[salt]), salt=salt, logprobs=1) for salt in "abc"]
+        made.until(lambda: not len(made.b.streams))
+        assert time.monotonic() - started < 3
+    for handle in handles:
+        assert_right(made.b.output(handle), right)
+    assert made.stats_b.fallbacks == {"timeout": 3}
+    assert between.num_connections < 3  # some milliseconds may have been left for the second
+    made.close()

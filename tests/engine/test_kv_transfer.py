@@ -21,6 +21,7 @@ import pytest
 
 from tests.engine.harness import Harness
 from tests.engine.kv_pair import FULL, KEEP, PROMPT, Pair
+from tests.support.proxy import proxy
 from tokenwire.engine.base import EngineOutput, ResetPrefixCache
 from tokenwire.engine.local import messages as wire
 
@@ -256,11 +257,16 @@ def test_clearing_the_cache_ends_what_is_kept_and_what_travels(pair: Pair, alone
     assert_same(pair.decode(params, logprobs=1), run_alone(alone, logprobs=1))
     assert pair.stats_b.fallbacks == {"expired": 1}
     # On the other side: blocks that were asked for before are not used after.
-    handle = pair.b.add([9, *PROMPT], kv=pair.prefill([9, *PROMPT]), logprobs=1)
-    pair.b.tick()
-    pair.b.link.inbox.append(wire.ControlCall(2, ResetPrefixCache()))
-    pair.b.core.scheduler.drop_prefix_cache(recompute_running=False)
-    pair.until(lambda: not len(pair.b.streams))
+    params = pair.prefill([9, *PROMPT])
+    with proxy(("127.0.0.1", params["remote_port"])) as between:
+        between.rate = 10_000
+        handle = pair.b.add([9, *PROMPT], kv={**params, "remote_port": between.port}, logprobs=1)
+        pair.b.tick()
+        pair.b.link.inbox.append(wire.ControlCall(2, ResetPrefixCache()))
+        pair.b.tick()
+        assert pair.stats_b.num_waiting == 1
+        between.rate = float("inf")
+        pair.until(lambda: not len(pair.b.streams))
     assert_same(pair.b.output(handle), run_alone(alone, [9, *PROMPT], logprobs=1))
     assert cached(pair.b.output(handle)) == 0
     assert pair.stats_b.fallbacks["weights"] == 1

@@ -48,33 +48,34 @@ class KVCache:
             for tensor in tensors.values():
                 tensor[target * size : (target + 1) * size] = tensor[source * size : (source + 1) * size]
 
+    # On a CPU what follows goes through numpy: torch would give every thread that copies a team of threads of its own.
+
     @torch.inference_mode()
     def read(self, blocks: Sequence[int]) -> NDArray[np.uint8]:
         """A copy of blocks, [n, block bytes]: per block its keys, then its values, of every layer in order."""
-        rows = torch.tensor(blocks, dtype=torch.int64, device=self._device)
-        parts = [self._by_block(tensor)[rows].view(torch.uint8).cpu() for tensor in self._in_order()]
-        data: NDArray[np.uint8] = torch.cat(parts, dim=1).numpy()
-        return data
+        on_cpu = self._device.type == "cpu"
+        rows = torch.tensor([] if on_cpu else blocks, dtype=torch.int64, device=self._device)
+        parts = [t.numpy()[blocks] if on_cpu else t[rows].cpu().numpy() for t in self._bytes_by_block()]
+        return np.concatenate(parts, axis=1)
 
     @torch.inference_mode()
     def write(self, blocks: Sequence[int], data: NDArray[np.uint8]) -> None:
         """The inverse of `read`."""
-        rows = torch.tensor(blocks, dtype=torch.int64, device=self._device)
         at = 0
-        for tensor in self._in_order():
-            view = self._by_block(tensor)
-            width = view.shape[1] * view.dtype.itemsize
-            part = torch.from_numpy(np.ascontiguousarray(data[:, at : at + width])).view(view.dtype)
-            view.index_copy_(0, rows, part.to(self._device))
-            at += width
+        for tensor in self._bytes_by_block():
+            part = data[:, at : at + tensor.shape[1]]
+            at += tensor.shape[1]
+            if self._device.type == "cpu":
+                tensor.numpy()[blocks] = part
+            else:
+                rows = torch.tensor(blocks, dtype=torch.int64, device=self._device)
+                tensor.index_copy_(0, rows, torch.from_numpy(np.ascontiguousarray(part)).to(self._device))
 
-    def _in_order(self) -> Iterator[torch.Tensor]:
+    def _bytes_by_block(self) -> Iterator[torch.Tensor]:
+        """Views [num_blocks, bytes], keys and values of every layer in order."""
         for layer in sorted(self.keys):
-            yield self.keys[layer]
-            yield self.values[layer]
-
-    def _by_block(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.view(self.num_blocks, -1)
+            for tensor in (self.keys[layer], self.values[layer]):
+                yield tensor.view(self.num_blocks, -1).view(torch.uint8)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

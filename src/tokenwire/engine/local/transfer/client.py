@@ -40,7 +40,7 @@ class Identity:
     block_bytes: int
     secret: str | None
     timeout_s: float
-    """For a whole pull."""
+    """For a whole pull, the wait for its turn included."""
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -65,6 +65,8 @@ class Pull:
     first: int
     hashes: Sequence[bytes]
     """Of the wanted blocks, as the puller computed them; none: tell the other side that it may let go."""
+    deadline: float
+    """On the monotonic clock."""
     done: threading.Event = field(default_factory=threading.Event)
     received: Received | None = None
     failure: TransferError | None = None
@@ -85,6 +87,11 @@ class Pull:
             self._connection = None
             self.done.set()
 
+    def fail(self, reason: str, message: str) -> None:
+        """Instead of `run`."""
+        self.failure = TransferError(reason, message)
+        self.done.set()
+
     def cancel(self) -> None:
         """Nobody waits any longer; what comes is thrown away."""
         self.cancelled = True
@@ -93,20 +100,22 @@ class Pull:
             connection.interrupt()
 
     def _run(self, identity: Identity) -> None:
-        connection = self._connect(identity)
+        connection = self._connect()
         try:
             self._talk(connection, identity)
         finally:
             self.num_bytes = connection.num_bytes
             connection.close()
 
-    def _connect(self, identity: Identity) -> Connection:
-        address = (self.source.host, self.source.port)
+    def _connect(self) -> Connection:
+        left = self.deadline - time.monotonic()
+        if left <= 0:
+            raise TransferError("timeout", "it waited too long for its turn")
         try:
-            connected = socket.create_connection(address, min(CONNECT_S, identity.timeout_s))
+            connected = socket.create_connection((self.source.host, self.source.port), min(CONNECT_S, left))
         except (OSError, OverflowError, ValueError) as exc:  # the latter: no port, no host name
             raise TransferError("unreachable", str(exc)) from exc
-        self._connection = connection = Connection(connected, time.monotonic() + identity.timeout_s)
+        self._connection = connection = Connection(connected, self.deadline)
         if self.cancelled:  # before there was a connection to close
             connection.close()
             raise TransferError("lost", "cancelled")

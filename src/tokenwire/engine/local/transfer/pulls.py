@@ -9,19 +9,27 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 import weakref
 from collections import Counter, deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from tokenwire.engine.local.requests import Request
-from tokenwire.engine.local.transfer.client import Identity, Pull, Received
+from tokenwire.engine.local.transfer.client import Identity, Pull
 from tokenwire.engine.local.transfer.params import Source
 
 logger = logging.getLogger(__name__)
 
-MAX_AT_ONCE = 4
+MAX_AT_ONCE = 16
+"""Threads that pull. Those of cancelled pulls count until they have ended."""
+MAX_LETTING_GO = 16
+"""Threads that tell others that blocks are not needed. Who is not told finds out by its time to live."""
+LET_GO_S = 5.0
 BUFFER_BYTES = 1 << 30
 """Of blocks that travel or wait for their sequence to be admitted; one pull may always run."""
+AVOID_S = 5.0
+"""An address that could not be reached is not tried again for so long: one that is silent costs each pull seconds."""
 
 
 @dataclass(slots=True)
@@ -45,19 +53,28 @@ class Pulls:
         self._counts = counts
         self._queued: deque[tuple[Request, Pull]] = deque()
         self._running: dict[Request, Pull] = {}
+        self._cancelled: list[Pull] = []
+        self._letting_go: list[Pull] = []
+        self._avoided: dict[str, float] = {}
+        """Addresses, and until when."""
         self._buffered = 0
 
     def __len__(self) -> int:
         return len(self._queued) + len(self._running)
 
-    def add(self, request: Request, pull: Pull) -> None:
+    def add(self, request: Request, source: Source, weight_version: str, first: int, hashes: Sequence[bytes]) -> None:
         """The request waits until `take_finished` gives it back."""
-        self._queued.append((request, pull))
+        deadline = time.monotonic() + self._identity.timeout_s
+        self._queued.append((request, Pull(source, weight_version, first, hashes, deadline)))
         self._start_queued()
 
     def let_go(self, source: Source) -> None:
-        """Tell the other side that nobody will pull these blocks; whether it hears is its time limit's business."""
-        self._start(Pull(source, "", 0, ()))
+        """Tell the other side that nobody will pull these blocks, if it can be told."""
+        self._letting_go = _still_running(self._letting_go)
+        if len(self._letting_go) < MAX_LETTING_GO and not self._is_avoided(source):
+            pull = Pull(source, "", 0, (), time.monotonic() + LET_GO_S)
+            self._letting_go.append(pull)
+            self._start(pull)
 
     def forget(self, request: Request) -> None:
         """The request has ended: pull no more for it."""
@@ -65,6 +82,7 @@ class Pulls:
         pull = self._running.pop(request, None)
         if pull is not None:
             pull.cancel()
+            self._cancelled.append(pull)
             self._buffered -= self._size(pull)
 
     def take_finished(self) -> list[tuple[Request, Pull]]:
@@ -92,23 +110,37 @@ class Pulls:
         self._counts.bytes_received += pull.num_bytes
         if pull.failure is None:
             self._counts.pulls += 1
-        else:
-            text = f"its KV blocks could not be pulled from {pull.source.name}: {pull.failure}"
-            self.fall_back(request, pull.failure.reason, text)
+            return
+        if pull.failure.reason == "unreachable":
+            self._avoided[pull.source.name] = time.monotonic() + AVOID_S
+        text = f"its KV blocks could not be pulled from {pull.source.name}: {pull.failure}"
+        self.fall_back(request, pull.failure.reason, text)
+
+    def _is_avoided(self, source: Source) -> bool:
+        now = time.monotonic()
+        self._avoided = {name: until for name, until in self._avoided.items() if now < until}
+        return source.name in self._avoided
 
     def _start_queued(self) -> None:
-        while self._queued and len(self._running) < MAX_AT_ONCE:
+        self._cancelled = _still_running(self._cancelled)
+        while self._queued and len(self._running) + len(self._cancelled) < MAX_AT_ONCE:
             request, pull = self._queued[0]
             size = self._size(pull)
-            if self._buffered and self._buffered + size > BUFFER_BYTES:
+            if self._buffered and self._buffered + size > BUFFER_BYTES and time.monotonic() < pull.deadline:
                 return
             self._queued.popleft()
             self._buffered += size
             self._running[request] = pull
-            self._start(pull)
+            if self._is_avoided(pull.source):
+                pull.fail("unreachable", "it could not be reached a moment ago")
+            else:
+                self._start(pull)
 
     def _start(self, pull: Pull) -> None:
-        threading.Thread(target=pull.run, args=(self._identity,), daemon=True, name="kv-pull").start()
+        try:
+            threading.Thread(target=pull.run, args=(self._identity,), daemon=True, name="kv-pull").start()
+        except RuntimeError as exc:  # no more threads to be had
+            pull.fail("error", str(exc))
 
     def _size(self, pull: Pull) -> int:
         return len(pull.hashes) * self._identity.block_bytes
@@ -117,4 +149,5 @@ class Pulls:
         self._buffered -= size
 
 
-__all__ = ["PullCounts", "Pulls", "Received"]
+def _still_running(pulls: Iterable[Pull]) -> list[Pull]:
+    return [pull for pull in pulls if not pull.done.is_set()]

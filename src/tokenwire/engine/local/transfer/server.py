@@ -86,7 +86,12 @@ class TransferServer:
                 self._places.release()
                 time.sleep(0.1)  # out of descriptors: some must be closed first
                 continue
-            threading.Thread(target=self._serve, args=(peer,), daemon=True, name="kv-give").start()
+            try:
+                threading.Thread(target=self._serve, args=(peer,), daemon=True, name="kv-give").start()
+            except RuntimeError as exc:  # no more threads to be had
+                logger.warning("a KV transfer could not be served: %s", exc)
+                peer.close()
+                self._places.release()
 
     def _serve(self, peer: socket.socket) -> None:
         try:

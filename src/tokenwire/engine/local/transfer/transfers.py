@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import logging
 import secrets
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
@@ -16,12 +17,14 @@ from tokenwire.engine.base import KVTransferStats
 from tokenwire.engine.local.options import LocalEngineOptions
 from tokenwire.engine.local.requests import Request, Sequence
 from tokenwire.engine.local.scheduler import Scheduler
-from tokenwire.engine.local.transfer.client import Identity, Pull
+from tokenwire.engine.local.transfer.client import Identity
 from tokenwire.engine.local.transfer.exports import Exports
 from tokenwire.engine.local.transfer.params import Source, offer
 from tokenwire.engine.local.transfer.pulls import PullCounts, Pulls
 from tokenwire.engine.local.transfer.server import ReadBlocks, TransferServer
 from tokenwire.errors import EngineUnavailableError
+
+logger = logging.getLogger(__name__)
 
 WriteBlocks = Callable[[Seq[int], NDArray[np.uint8]], None]
 
@@ -95,7 +98,7 @@ class Transfers:
             self._let_go(ask.source)
             return False
         self._epochs[request] = self.scheduler.epoch
-        self.pulls.add(request, Pull(ask.source, weight_version, first, sequence.hashes_of(wanted, size)[first:]))
+        self.pulls.add(request, ask.source, weight_version, first, sequence.hashes_of(wanted, size)[first:])
         return True
 
     def take_finished(self) -> list[Request]:
@@ -199,6 +202,9 @@ def open_transfers(
         )
     except OSError as exc:
         raise EngineUnavailableError(f"Cannot listen for KV transfers at {host}:{port}: {exc}") from exc
+    logger.info("KV blocks are given to other engines at %s:%d", server.host, server.port)
+    if secret is None and not _is_loopback(host):
+        logger.warning("Without kv_transfer_secret whoever may send requests here also names where blocks come from.")
     counts = PullCounts()
     identity = Identity(fingerprint, block_bytes, secret, options.kv_transfer_timeout_s)
     return Transfers(scheduler, server, exports, Pulls(identity, counts), engine_id, counts)
