@@ -65,7 +65,7 @@ async def test_parameters_arrive_under_our_names() -> None:
     await generate(
         engine,
         sampling_params={"max_new_tokens": 4, "min_new_tokens": 1, "top_k": -1, "sampling_seed": 7, "regex": "a+"},
-        routed_dp_rank=0,
+        routed_dp_rank=2,
         session_id="s",
         priority=3,
     )
@@ -73,7 +73,7 @@ async def test_parameters_arrive_under_our_names() -> None:
     assert (got.sampling.max_tokens, got.sampling.min_tokens, got.sampling.seed) == (4, 1, 7)
     assert got.sampling.structured_outputs is not None
     assert got.sampling.structured_outputs.regex == "a+"
-    assert (got.data_parallel_rank, got.session_id, got.priority) == (0, "s", 3)
+    assert (got.data_parallel_rank, got.session_id, got.priority) == (2, "s", 3)
 
 
 async def test_without_max_new_tokens_there_are_128() -> None:

@@ -3,6 +3,7 @@ the load choose among them; (2) a rank that is not there is a 400 that names fie
 too; (3) killing one replica under load answers its requests with an error, the others go on, new requests avoid it,
 and it comes back; (4) what is asked of the engine reaches all; (5) nothing outlives the server."""
 
+import dataclasses
 import os
 import signal
 import threading
@@ -14,7 +15,7 @@ import pytest
 
 from tests.support.http import GENERATE, app_of, body, client_of, events_of
 from tests.support.process import children_of, null_server, tokenwire
-from tests.support.scripted_engine import ScriptedEngine
+from tests.support.scripted_engine import ALL_CAPABILITIES, ScriptedEngine
 from tests.support.tiny_llama import make_tiny_llama
 
 PROMPT = list(range(3, 60))
@@ -192,7 +193,8 @@ def test_an_abort_reaches_every_replica():
 @pytest.mark.parametrize("path, field", [(GENERATE, "X-data-parallel-rank"), ("/generate", "routed_dp_rank")])
 @pytest.mark.parametrize("rank", ["1", "-1", "7"])
 async def test_a_rank_that_no_replica_has_is_refused(path, field, rank):
-    async with client_of(app_of(ScriptedEngine())) as client:
+    alone = dataclasses.replace(ALL_CAPABILITIES, data_parallel_size=1)
+    async with client_of(app_of(ScriptedEngine(capabilities=alone))) as client:
         if path == GENERATE:
             reply = await client.post(path, json=body(), headers={field: rank})
         else:

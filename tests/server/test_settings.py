@@ -5,6 +5,7 @@ value; (4) secrets are never shown; (5) vLLM's flags are accepted, noted or refu
 import pytest
 
 from tokenwire.commands.engines import local_options, vllm_flags
+from tokenwire.engine.local.options import of_replica
 from tokenwire.settings import SettingsError, load, make_parser
 from tokenwire.settings.foreign import FOREIGN_FLAGS
 from tokenwire.settings.sources import all_options, build
@@ -214,6 +215,16 @@ def test_settings_of_the_same_meaning_reach_vllm():
     assert all((flag, value) in zip(flags, flags[1:], strict=False) for flag, value in told)
     assert {"--no-enable-prefix-caching", "--trust-remote-code", "--enable-lora"} <= set(flags)
     assert "--lora-modules" not in flags
+
+
+def test_replicas_share_cores_and_ports_and_draw_numbers_of_their_own(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr("tokenwire.engine.local.options.num_cores", lambda: 8)
+    options = local_options(build({"seed": 5, "kv_transfer_port": 6000}))
+    both = [of_replica(options, rank, 2) for rank in (0, 1)]
+    assert [(one.num_threads, one.seed, one.kv_transfer_port) for one in both] == [(4, 5, 6000), (4, 6, 6001)]
+    assert of_replica(options, 0, 1) == options
+    assert of_replica(local_options(build({"num_threads": 3})), 1, 2).num_threads == 3
 
 
 def test_settings_of_the_same_name_reach_the_local_engine():

@@ -45,9 +45,10 @@ logger = logging.getLogger("tokenwire")
 
 HEALTHY_S = 10.0
 """One that has lived as long is started again at once when it dies; one that has not, later and later."""
+FIRST_DELAY_S = 0.1
 MAX_DELAY_S = 10.0
 ANSWER_S = 5.0
-"""How long the others are waited for; waiting pauses and aborts take as long as they take."""
+"""How long a front end is waited for, which may hang; a pause that waits takes as long as it takes."""
 END_S = 5.0
 
 
@@ -63,7 +64,6 @@ class Member:
     identity: bytes
     process: asyncio.subprocess.Process
     channel: Channel[ToStarter]
-    born: float
     is_late: bool
     is_serving: bool = False
     failure: str = ""
@@ -145,23 +145,36 @@ class Crew:
     async def _live(self, row: int) -> None:
         delay_s, is_first = 0.0, True
         while not self._draining.is_set():
-            member = await self._spawn(row, is_late=not is_first)
-            await self._listen(member)
-            code = await member.process.wait()
-            self._bury(member)
+            born = time.monotonic()
+            try:
+                member = await self._spawn(row, is_late=not is_first)
+            except OSError as exc:  # no more processes, memory or descriptors to be had
+                has_served, told = False, f"it could not be started: {exc}"
+            else:
+                has_served, told = await self._end_of(member)
             if self._draining.is_set():
                 return
-            told = member.failure or f"it ended by itself ({describe_exit(code)})"
-            if not member.is_serving and is_first:
+            if is_first and not has_served:
                 if not self._trouble.done():
-                    self._trouble.set_result(member.failure or f"A front end could not start: {told}.")
+                    self._trouble.set_result(told)
                 return
-            lived_s = time.monotonic() - member.born
-            delay_s = 0.0 if member.is_serving and lived_s > HEALTHY_S else min(MAX_DELAY_S, delay_s * 2 or 0.1)
+            is_well = has_served and time.monotonic() - born > HEALTHY_S
+            delay_s = 0.0 if is_well else min(MAX_DELAY_S, delay_s * 2 or FIRST_DELAY_S)
             logger.error("front end %d is gone, starting another: %s", row, told)
             is_first = False
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._draining.wait(), delay_s)
+
+    async def _end_of(self, member: Member) -> tuple[bool, str]:
+        """Wait for it; has it served, and how did it end?"""
+        await self._listen(member)
+        try:
+            code = await asyncio.wait_for(member.process.wait(), END_S)
+        except TimeoutError:
+            member.process.kill()
+            code = await member.process.wait()
+        self._bury(member)
+        return member.is_serving, member.failure or f"a front end ended by itself ({describe_exit(code)})"
 
     async def _spawn(self, row: int, *, is_late: bool) -> Member:
         ours, theirs = socket.socketpair()
@@ -175,7 +188,7 @@ class Crew:
                 pass_fds=[theirs.fileno(), *self._descriptors],
             )
         channel: Channel[ToStarter] = await Channel.over(ours, ToStarter)
-        member = Member(row, new_identity(), process, channel, time.monotonic(), is_late)
+        member = Member(row, new_identity(), process, channel, is_late)
         self._members[row] = member
         job = msgspec.structs.replace(self._job, row=row, identity=member.identity, is_late=is_late, pause=self._pause)
         channel.send(job)
@@ -247,7 +260,7 @@ class Crew:
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         member.calls[self._next_call] = answer
         member.channel.send(Ask(self._next_call, question))
-        patience_s = ANSWER_S if isinstance(question, TellFigures) else None
+        patience_s = None if isinstance(question, Obey) else ANSWER_S
         try:
             return await asyncio.wait_for(answer, patience_s)
         except TimeoutError:

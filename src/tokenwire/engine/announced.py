@@ -48,12 +48,15 @@ class AnnouncedEngine(Engine):
     def __init__(self, inner: Engine, announce: Announce) -> None:
         self.inner = inner
         self._announce = announce
+        self._info: tuple[EngineInfo, EngineInfo] | None = None
 
     @property
     def info(self) -> EngineInfo:
-        info = self.inner.info
-        controls = info.capabilities.controls & COMMON
-        return dataclasses.replace(info, capabilities=dataclasses.replace(info.capabilities, controls=controls))
+        told = self.inner.info
+        if self._info is None or self._info[0] is not told:
+            capabilities = dataclasses.replace(told.capabilities, controls=told.capabilities.controls & COMMON)
+            self._info = told, dataclasses.replace(told, capabilities=capabilities)
+        return self._info[1]
 
     @property
     def status(self) -> EngineStatus:

@@ -82,6 +82,8 @@ class ReplicaEngine(Engine):
         self._sessions = sessions or Sessions()
         self._next = first % len(replicas)
         """Who is first among equals."""
+        self._info: tuple[EngineInfo, EngineInfo] | None = None
+        """What a replica told, and what we make of it: asked for with every request."""
         self._probed: OrderedDict[str, int] = OrderedDict()
         """Ranks whose cache was looked at for a request that is to come."""
 
@@ -91,9 +93,11 @@ class ReplicaEngine(Engine):
 
     @property
     def info(self) -> EngineInfo:
-        info = self._replicas[0].info
-        capabilities = dataclasses.replace(info.capabilities, data_parallel_size=len(self._replicas))
-        return dataclasses.replace(info, capabilities=capabilities)
+        told = self._replicas[0].info
+        if self._info is None or self._info[0] is not told:
+            capabilities = dataclasses.replace(told.capabilities, data_parallel_size=len(self._replicas))
+            self._info = told, dataclasses.replace(told, capabilities=capabilities)
+        return self._info[1]
 
     @property
     def status(self) -> EngineStatus:
