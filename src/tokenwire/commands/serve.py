@@ -51,4 +51,6 @@ def _announce(settings: Settings, address: str, name: str, with_engine: bool) ->
             f"tokenwire {__version__} serves {name} at {address} · try: "
             f"curl -s {target}{key} -H 'Content-Type: application/json' -d '{body}'\n"
         )
+        if settings.model.engine == "remote" and settings.model.tokenizer is None:
+            sys.stdout.write("Ids in, ids out: text, chats and stop strings need --tokenizer FOLDER.\n")
     sys.stdout.flush()

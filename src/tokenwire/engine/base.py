@@ -481,6 +481,11 @@ class Engine(ABC):
         """As of now, without asking anybody."""
 
     @property
+    def trouble(self) -> str | None:
+        """While the engine cannot serve: why, as a sentence for callers; None: the status says it all."""
+        return None
+
+    @property
     def replicas(self) -> Sequence[Engine]:
         """The engines behind this one, by data-parallel rank; itself where there is but one."""
         return (self,)

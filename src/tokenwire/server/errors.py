@@ -65,17 +65,12 @@ def status_of(error: BaseException) -> Status:
 
 
 def error_body(error: BaseException) -> ErrorBody:
-    """What the caller is told. Unexpected errors are named by one sentence only."""
+    """What the caller is told. Unexpected errors and a dead engine are named by one sentence only."""
     status = status_of(error)
-    known = isinstance(error, errors.TokenwireError)
-    return ErrorBody(
-        error=ErrorInfo(
-            message=error.message if isinstance(error, errors.TokenwireError) else UNEXPECTED,
-            type=status.type,
-            param=error.param if known and isinstance(error, errors.TokenwireError) else None,
-            code=status.code,
-        )
-    )
+    message, param = UNEXPECTED, None
+    if isinstance(error, errors.TokenwireError) and not isinstance(error, errors.EngineDeadError):
+        message, param = error.message, error.param
+    return ErrorBody(error=ErrorInfo(message=message, type=status.type, param=param, code=status.code))
 
 
 def error_headers(error: BaseException) -> list[tuple[bytes, bytes]]:

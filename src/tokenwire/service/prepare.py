@@ -34,6 +34,7 @@ from tokenwire.service.context import RequestContext, ServiceOptions
 from tokenwire.service.fields import UnknownFields
 from tokenwire.service.levels import Level, Shape, TextTools, TokensLevel
 from tokenwire.service.models import ModelRegistry
+from tokenwire.service.tokenizerless import without_tokenizer
 from tokenwire.wire.generate import GenerateRequest
 from tokenwire.wire.sampling import SamplingParams
 from tokenwire.wire.sampling_rules import SamplingLimits, check_against, normalize
@@ -178,13 +179,14 @@ class Preparer:
 
     def preflight(self, n: int, rank: int | None = None) -> None:
         """Raises unless the engine, or the one replica that is asked for, is up and admission has room for `n`."""
-        status = self._replica(rank).status
+        engine = self._replica(rank)
+        status = engine.status
         if status is EngineStatus.DEAD:
             raise EngineDeadError("The engine is not running.")
         if self.draining:
             raise EngineUnavailableError("The server is shutting down.", retry_after_s=5)
         if status in (EngineStatus.STARTING, EngineStatus.RESTARTING):
-            raise EngineUnavailableError(f"The engine is {status.value}.", retry_after_s=5)
+            raise EngineUnavailableError(engine.trouble or f"The engine is {status.value}.", retry_after_s=5)
         if status is EngineStatus.PAUSED:
             raise EngineUnavailableError("Generation is paused; resume it with POST /resume.")
         self.admission.check(n)
@@ -230,14 +232,14 @@ class Preparer:
             )
         if self.text is None and sampling.stop_strings:
             raise InvalidRequestError(
-                "stop strings are not supported on a server without a tokenizer (--tokens-only, --skip-tokenizer-init) "
+                f"stop strings are not supported on {without_tokenizer(self.engine)} "
                 "because nothing is detokenized there. Check stop strings on the coordinator, or use stop_token_ids.",
                 param="sampling_params.stop",
             )
         if self.text is None and request.output_mode != "tokens":
             raise InvalidRequestError(
-                f"output_mode={request.output_mode!r} requires a tokenizer, but this server does not load one "
-                "(--tokens-only or --skip-tokenizer-init). Send the request to a server that loads a tokenizer, or use "
+                f"output_mode={request.output_mode!r} requires a tokenizer, but this server does not load one: it is "
+                f"{without_tokenizer(self.engine)}. Send the request to a server that loads a tokenizer, or use "
                 "output_mode='tokens'.",
                 param="output_mode",
             )

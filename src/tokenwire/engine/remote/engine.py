@@ -63,6 +63,10 @@ class RemoteEngine(Engine):
             return EngineStatus.RESTARTING
         return self._status
 
+    @property
+    def trouble(self) -> str | None:
+        return self._fleet.trouble if self.status is EngineStatus.RESTARTING else None
+
     async def start(self) -> None:
         """Wait for one worker of each kind. Raises `EngineUnavailableError` when none comes, or they do not fit."""
         await self._fleet.start()

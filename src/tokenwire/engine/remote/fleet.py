@@ -33,6 +33,12 @@ class Fleet:
     def is_up(self) -> bool:
         return any(worker.is_up for worker in self.workers)
 
+    @property
+    def trouble(self) -> str:
+        """What to tell while no worker is up."""
+        who = "The only worker does not answer" if len(self.workers) == 1 else "None of the workers answers"
+        return f"{who}; the coordinator asks again every {self._options.health_interval_s:g} s."
+
     async def start(self) -> None:
         """Wait for the first worker that is well. Raises `EngineUnavailableError` if none comes in time."""
         self._tasks = [asyncio.create_task(self._watch(w), name=f"watch-{w.url}") for w in self.workers]

@@ -16,6 +16,7 @@ from tokenwire.server.errors import MEDIA_TYPES
 from tokenwire.server.headers import reply_format
 from tokenwire.server.routing import RouteSpec
 from tokenwire.service.derender import DerenderService
+from tokenwire.service.tokenizerless import without_tokenizer
 from tokenwire.wire.chat_reply import ChatCompletionResponse
 from tokenwire.wire.codec import Format, encode
 from tokenwire.wire.completion_reply import CompletionResponse
@@ -62,7 +63,7 @@ def _service(server: Server) -> DerenderService:
         raise UnsupportedFeatureError(
             "derender",
             value="...",
-            where="a server without a tokenizer (--tokens-only, --skip-tokenizer-init)",
+            where=without_tokenizer(server.engine),
             way_out="Ask a server that loads one: tokenwire render needs no engine.",
         )
     return server.derender

@@ -33,7 +33,8 @@ async def readyz(request: Request) -> Response:
 def _state(server: Server) -> str:
     if server.draining:
         return "draining"
-    return "ready" if server.engine is None else server.engine.status.value
+    engine = server.engine
+    return "ready" if engine is None else engine.trouble or engine.status.value
 
 
 async def load(request: Request) -> Response:

@@ -20,6 +20,7 @@ from tokenwire.server.routing import RouteSpec
 from tokenwire.service.chat import ChatService
 from tokenwire.service.completion import CompletionService
 from tokenwire.service.responses import NOT_STORED
+from tokenwire.service.tokenizerless import without_tokenizer
 from tokenwire.wire import codec
 from tokenwire.wire.chat import ChatCompletionRequest, CommonSampling
 from tokenwire.wire.chat_reply import ChatCompletionResponse
@@ -37,7 +38,7 @@ def endpoints_of(server: Server) -> Endpoints:
         raise UnsupportedFeatureError(
             "messages",
             value="...",
-            where="a server without a tokenizer (--tokens-only, --skip-tokenizer-init)",
+            where=without_tokenizer(server.engine),
             way_out="Send ids to /inference/v1/generate, or ask a server that loads a tokenizer.",
         )
     return server.endpoints

@@ -17,6 +17,7 @@ from tokenwire.server.reading import read_request
 from tokenwire.server.routing import RouteSpec
 from tokenwire.service.context import RequestContext
 from tokenwire.service.render import RenderService
+from tokenwire.service.tokenizerless import without_tokenizer
 from tokenwire.wire.chat import ChatCompletionRequest
 from tokenwire.wire.codec import encode
 from tokenwire.wire.completion import CompletionRequest
@@ -44,7 +45,7 @@ def render_of(server: Server) -> RenderService:
         raise UnsupportedFeatureError(
             "render",
             value="...",
-            where="a server without a tokenizer (--tokens-only, --skip-tokenizer-init)",
+            where=without_tokenizer(server.engine),
             way_out="Ask a server that loads one: tokenwire render needs no engine.",
         )
     return server.render

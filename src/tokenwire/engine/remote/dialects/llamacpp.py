@@ -7,12 +7,14 @@ default samplers are switched off, so that the same parameters mean the same as 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, ClassVar
 
 import msgspec
 
 from tokenwire.engine.base import Capabilities, EngineOutput, EngineRequest, PromptOutput
 from tokenwire.engine.remote.dialects.base import JSON, Call, Dialect, Reader, WorkerFacts
+from tokenwire.engine.remote.dialects.reading import decode_answer
 from tokenwire.engine.remote.dialects.refusals import refuse_others
 from tokenwire.engine.remote.errors import ErrorInfo, from_body, from_info
 from tokenwire.engine.remote.events import SseSplitter
@@ -155,11 +157,7 @@ _PROPS = msgspec.json.Decoder(_Props)
 _MODELS = msgspec.json.Decoder(_Models)
 
 
-def _decode(decoder: Any, body: bytes) -> Any:
-    try:
-        return decoder.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
-        raise GenerationError(f"the worker's answer is not what llama.cpp sends: {exc}") from exc
+_decode = partial(decode_answer, server="llama.cpp")
 
 
 class LlamaCppReader:

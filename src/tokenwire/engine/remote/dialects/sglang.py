@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, ClassVar
 
 import msgspec
@@ -15,6 +16,7 @@ import numpy as np
 
 from tokenwire.engine.base import Capabilities, EngineOutput, EngineRequest, Logprobs, PromptOutput
 from tokenwire.engine.remote.dialects.base import JSON, Call, Dialect, Reader, WorkerFacts
+from tokenwire.engine.remote.dialects.reading import decode_answer
 from tokenwire.engine.remote.dialects.refusals import refuse_others
 from tokenwire.engine.remote.errors import ErrorInfo, from_body, from_info
 from tokenwire.engine.remote.events import SseSplitter
@@ -178,11 +180,7 @@ _INFO = msgspec.json.Decoder(_Info)
 _MODELS = msgspec.json.Decoder(_Models)
 
 
-def _decode(decoder: Any, body: bytes) -> Any:
-    try:
-        return decoder.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
-        raise GenerationError(f"the worker's answer is not what SGLang sends: {exc}") from exc
+_decode = partial(decode_answer, server="SGLang")
 
 
 class SGLangReader:
