@@ -218,6 +218,19 @@ def test_a_request_that_ends_early_or_asks_nothing_keeps_nothing(pair: Pair) -> 
     pair.assert_nothing_left()
 
 
+async def test_a_sequence_that_its_reader_ended_tells_what_was_kept(pair: Pair, alone: Harness) -> None:
+    handle = pair.a.add(PROMPT, kv=KEEP, max_tokens=50, ignore_eos=True)
+    while not pair.a.results:
+        pair.a.tick()
+    pair.a.queues[handle].stop(0, 5.0)
+    pair.a.run()
+    params = pair.a.output(handle).kv_transfer_params
+    assert params is not None
+    assert pair.decode(params).token_ids == run_alone(alone).token_ids
+    assert pair.stats_b.pulled_tokens >= FULL
+    pair.assert_nothing_left()
+
+
 def test_blocks_are_held_until_their_time_is_over(folders: dict[str, Path], alone: Harness) -> None:
     made = Pair(folders["llama"], a={"kv_transfer_ttl_s": 0.3})
     params = made.prefill()

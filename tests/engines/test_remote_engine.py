@@ -373,8 +373,25 @@ async def test_without_a_worker_requests_are_told_to_come_back_until_one_is_ther
         engine = await stack.enter_async_context(remote(url))
         await workers.aclose()
         await until(lambda: engine.status is EngineStatus.RESTARTING)
-        with pytest.raises(EngineUnavailableError, match="None of the 1 workers is up"):
+        with pytest.raises(EngineUnavailableError, match="The only worker does not answer"):
             await outputs_of(engine, request())
+        async with client_of(app_of(engine)) as client:
+            refused = await client.post(GENERATE, json=body(max_tokens=1))
+            assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
+            assert refused.json()["error"]["message"].startswith(
+                "The only worker does not answer; the coordinator asks"
+            )
+            assert (await client.get("/readyz")).text.startswith("The only worker does not answer")
+
+
+async def test_a_coordinator_without_a_tokenizer_names_the_flag_that_gives_it_one() -> None:
+    async with worker(ScriptedEngine()) as url, remote(url) as engine, client_of(app_of(engine)) as client:
+        for asked in ({**body(max_tokens=1), "output_mode": "text"}, body(max_tokens=1, stop=["x"])):
+            refused = await client.post(GENERATE, json=asked)
+            assert refused.status_code == 400
+            assert "--engine remote has one with --tokenizer FOLDER" in refused.json()["error"]["message"]
+        refused = await client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "hi"}]})
+        assert "--tokenizer FOLDER" in refused.json()["error"]["message"]
 
 
 async def test_an_engine_without_any_worker_does_not_start() -> None:

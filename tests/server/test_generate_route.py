@@ -380,3 +380,12 @@ async def test_a_trainers_abort_exists_in_development_mode_and_on_token_only_wor
     for options, status in [({}, 404), ({"server_dev_mode": True}, 200), ({"tokens_only": True}, 200)]:
         async with client_of(app_of(ScriptedEngine(), **options)) as client:
             assert (await client.post("/abort_requests", json={"request_ids": ["a"]})).status_code == status
+
+
+async def test_a_dead_engine_is_told_in_one_fixed_sentence():
+    engine = ScriptedEngine()
+    app = app_of(engine)
+    engine.die()
+    reply = await post(app, body())
+    assert (reply.status_code, reply.json()["error"]["type"]) == (500, "InternalServerError")
+    assert reply.json()["error"]["message"] == "The server had an error while processing your request."

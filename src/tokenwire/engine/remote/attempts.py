@@ -65,7 +65,7 @@ async def run_job(job: Job, fleet: Fleet, options: RemoteOptions) -> None:
         if job.num_outputs:
             raise failure
         logger.info("Request %s: %s Trying another worker.", job.call_id, failure)
-    raise failure or EngineUnavailableError(f"None of the {len(fleet.workers)} workers is up.", retry_after_s=5)
+    raise failure or EngineUnavailableError(fleet.trouble, retry_after_s=5)
 
 
 async def _attempt(job: Job, worker: Worker, number: int) -> None:
