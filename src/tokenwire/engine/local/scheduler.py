@@ -36,8 +36,6 @@ class SchedulerConfig:
     max_score_rows: int = 256
     """Prompt positions whose scores are wanted, per step: bounds the [rows, vocab] logits."""
     policy: Literal["fcfs", "priority"] = "priority"
-    max_drafting_rows: int = 16
-    """Decodes and guessed tokens of one step, as long as there are fewer decodes: so many rows cost little more."""
 
 
 @dataclass(slots=True)
@@ -322,23 +320,14 @@ class _StepPlan:
                 self._take(chunk)
 
     def _guess(self, drafter: Drafter) -> None:
-        """Give decodes guesses, as deep for each as rows allow: a first guess is likelier right than a second."""
-        rows = min(self._budget, self._scheduler.config.max_drafting_rows - len(self._chunks))
-        if rows <= 0:
-            return
-        drafts = [(chunk, draft) for chunk in self._chunks if (draft := self._draft(drafter, chunk))]
-        depth = max((len(draft) for _, draft in drafts), default=0)
-        while sum(min(depth, len(draft)) for _, draft in drafts) > rows:
-            depth -= 1
-        for chunk, draft in drafts:
-            chunk.draft = draft[: min(depth, self._scheduler._spare_slots(chunk.sequence))]
-            self._scheduler._grow(chunk.sequence, chunk.num_rows)
+        """Give decodes guesses of what follows, within the budget and the slots that are left."""
+        scheduler = self._scheduler
+        plain = {c.sequence: c for c in self._chunks if c.sequence.state is SequenceState.RUNNING}
+        for sequence, draft in drafter.guess(list(plain), len(plain) + self._budget).items():
+            chunk = plain[sequence]
+            chunk.draft = draft[: scheduler._spare_slots(sequence)]
+            scheduler._grow(sequence, chunk.num_rows)
             self._budget -= len(chunk.draft)
-
-    def _draft(self, drafter: Drafter, chunk: Chunk) -> list[int]:
-        sequence = chunk.sequence
-        is_plain = sequence.state is SequenceState.RUNNING and chunk.score_stop == chunk.score_start
-        return drafter.propose(sequence) if is_plain else []
 
     def _fill_waiting(self) -> None:
         scheduler = self._scheduler

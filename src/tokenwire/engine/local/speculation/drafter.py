@@ -1,11 +1,16 @@
 """Which sequences are guessed for, how far, and what became of the guesses.
 
-The rule that keeps guessing cheap: a sequence whose guess was wrong from its first token on rests for a while, twice
-as long after every further such guess; one accepted token ends that.
+A step's rows cost nothing extra while they are few, since reading the weights takes the time; beyond that each row
+costs, and what it may bring is a token with the probability that the guess is right. So every guessed token has an
+estimate, from how well its sequence was guessed before, and the best are computed as long as they are worth it.
+
+The rule that keeps text without repetitions cheap: a sequence whose guess was wrong from its first token on rests for a
+while, twice as long after every further such guess; one accepted token ends that.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from tokenwire.engine.local.options import NgramOptions
@@ -14,6 +19,10 @@ from tokenwire.engine.local.speculation.lookup import NgramIndex
 
 LONGEST_REST = 32
 """Steps that a sequence rests at most, so that one that begins to repeat itself is noticed."""
+MAX_ROWS = 64
+"""From so many decodes on nothing is guessed: there every row costs its full share."""
+_MEMORY = 0.7
+"""Weight of what was known of a sequence when a verification tells more."""
 
 
 @dataclass(slots=True, eq=False)
@@ -25,7 +34,9 @@ class DraftState:
     drafted: bytearray = field(default_factory=bytearray)
     accepted: bytearray = field(default_factory=bytearray)
     num_judged: int = 0
-    """Verifications that `rest` has taken into account."""
+    """Verifications that the fields below have taken into account."""
+    trust: float = 0.5
+    """Share of guessed tokens that were right lately."""
     rest: int = 0
     """Steps without a guess that are still to come."""
     misses: int = 0
@@ -36,6 +47,7 @@ class DraftState:
         if self.num_judged == len(self.accepted):
             return
         self.num_judged = len(self.accepted)
+        self.trust = _MEMORY * self.trust + (1 - _MEMORY) * self.accepted[-1] / self.drafted[-1]
         if self.accepted[-1]:
             self.misses = 0
         else:
@@ -55,8 +67,10 @@ class DraftFigures:
 class Drafter:
     """Guesses by prompt lookup. A sequence takes part if it has a `DraftState`."""
 
-    def __init__(self, options: NgramOptions) -> None:
+    def __init__(self, options: NgramOptions, *, free_rows: int = 8) -> None:
+        """`free_rows`: that many rows of a step take as long as one."""
         self._options = options
+        self._free_rows = free_rows
         self.figures = DraftFigures(accepted_per_position=[0] * options.num_speculative_tokens)
 
     def new_state(self) -> DraftState:
@@ -64,21 +78,54 @@ class Drafter:
         options = self._options
         return DraftState(NgramIndex(options.lookup_min, options.lookup_max), options.num_speculative_tokens)
 
-    def propose(self, sequence: Sequence) -> list[int]:
-        """What may follow the newest token; never so much that the sequence could outgrow its `max_tokens`."""
+    def guess(self, sequences: Seq[Sequence], max_rows: int) -> dict[Sequence, list[int]]:
+        """Guesses for some of the `sequences`, which have a row of the step each; at most `max_rows` rows with those.
+
+        With D decodes of which a step computes R rows for what one alone costs, a row more costs about D / (D + R) of
+        what a token costs: that is how likely a guess must be right.
+        """
+        num_rows, max_rows = len(sequences), min(max_rows, MAX_ROWS)
+        if num_rows >= max_rows:
+            return {}
+        price = num_rows / (num_rows + self._free_rows)
+        drafts: dict[Sequence, list[int]] = {}
+        offers: list[tuple[float, int, Sequence]] = []
+        for sequence in sequences:
+            draft, likely = self.propose(sequence, only_sure=num_rows >= self._free_rows)
+            if draft and sequence.drafts is not None:
+                drafts[sequence] = draft
+                trust = sequence.drafts.trust
+                offers += [(likely * trust**place, place, sequence) for place in range(len(draft))]
+        offers.sort(key=lambda offer: -offer[0])  # stable: a sequence's offers stay in the order of its draft
+        taken: dict[Sequence, list[int]] = {}
+        for estimate, place, sequence in offers:
+            if num_rows >= (self._free_rows if estimate < price else max_rows):
+                break
+            num_rows += 1
+            taken[sequence] = drafts[sequence][: place + 1]
+        return taken
+
+    def propose(self, sequence: Sequence, *, only_sure: bool = False) -> tuple[list[int], float]:
+        """What may follow the newest token, and how likely its first token is right; never beyond `max_tokens`.
+
+        A match of full length is tried whatever was before: that is how trust is won back, and rests keep it rare.
+        `only_sure`: none but such a match counts.
+        """
         state = sequence.drafts
         if state is None:
-            return []
+            return [], 0.0
         state.judge()
         if state.rest > 0:
             state.rest -= 1
-            return []
+            return [], 0.0
         # The step gives one token more than it guesses right.
         limit = min(state.num_spec_tokens, sequence.request.max_tokens - sequence.num_output - 1)
         if limit <= 0:
-            return []
+            return [], 0.0
         state.index.extend(sequence.token_ids[len(state.index) :])
-        return state.index.guess(limit)
+        draft, agreement = state.index.guess(limit)
+        is_sure = agreement >= self._options.lookup_max
+        return ([], 0.0) if only_sure and not is_sure else (draft, 1.0 if is_sure else state.trust)
 
     def verifying(self, sequence: Sequence, count: int) -> None:
         """A guess of `count` tokens is about to be compared with what is sampled."""

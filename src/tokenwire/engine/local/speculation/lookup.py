@@ -37,8 +37,8 @@ def _enter(ids: Ints, start: int, stop: int, shortest: int, heads: Ints, links: 
 
 
 @_compiled
-def _continue(ids: Ints, size: int, shortest: int, longest: int, links: Ints, max_links: int, draft: Ints) -> bool:
-    """Fill `draft` with what followed the best earlier place; False if there is none.
+def _continue(ids: Ints, size: int, shortest: int, longest: int, links: Ints, max_links: int, draft: Ints) -> int:
+    """Fill `draft` with what followed the best earlier place; on how many tokens that agrees, 0 if there is none.
 
     Where the earlier place lies so near that its continuation is the draft itself, that goes on as a period.
     """
@@ -56,11 +56,11 @@ def _continue(ids: Ints, size: int, shortest: int, longest: int, links: Ints, ma
                 break
         place = links[place]
     if best < 0:
-        return False
+        return 0
     for i in range(len(draft)):
         source = best + 1 + i
         draft[i] = ids[source] if source < size else draft[source - size]
-    return True
+    return best_length
 
 
 class NgramIndex:
@@ -90,14 +90,17 @@ class NgramIndex:
         self._size = stop
         _enter(self._ids, start, stop, self._shortest, self._heads, self._links)
 
-    def guess(self, count: int) -> list[int]:
-        """The `count` (at least one) tokens that may come next; empty if the end has not stood anywhere before."""
+    def guess(self, count: int) -> tuple[list[int], int]:
+        """The `count` (at least one) tokens that may come next, and on how many tokens the earlier place agrees.
+
+        Empty and 0 if the end has not stood anywhere before.
+        """
         if self._size <= self._shortest:
-            return []
+            return [], 0
         draft = np.empty(count, dtype=np.int32)
         arguments = (self._ids, self._size, self._shortest, self._longest, self._links, MAX_LINKS, draft)
-        found: list[int] = draft.tolist() if _continue(*arguments) else []
-        return found
+        agreement = int(_continue(*arguments))
+        return (draft.tolist() if agreement else []), agreement
 
     def _grow(self, needed: int) -> None:
         """Twice the room, with an empty table: everything must be entered anew."""
