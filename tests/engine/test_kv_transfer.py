@@ -231,6 +231,25 @@ async def test_a_sequence_that_its_reader_ended_tells_what_was_kept(pair: Pair, 
     pair.assert_nothing_left()
 
 
+def test_a_request_that_its_reader_stops_keeps_what_was_computed(pair: Pair, alone: Harness) -> None:
+    """A stop string was found: the engine's last word tells where the blocks are."""
+    handle = pair.a.add(PROMPT, kv=KEEP, max_tokens=50, ignore_eos=True)
+    for _ in range(6):
+        pair.a.tick()
+    early = pair.a.add([8, *PROMPT], kv=KEEP, n=2, temperature=1.0, max_tokens=50, ignore_eos=True)
+    pair.a.link.inbox.append(wire.Stop(handle, 0, heard=True))
+    pair.a.link.inbox.append(wire.Stop(early, 0, heard=True))
+    pair.a.tick()
+    params = pair.a.output(handle).kv_transfer_params
+    nothing = pair.a.output(early).kv_transfer_params
+    assert params is not None
+    assert nothing is not None
+    assert (params["remote_num_tokens"], nothing["remote_num_tokens"]) == (52, 0)
+    assert_same(pair.decode(params, logprobs=1), run_alone(alone, logprobs=1))
+    assert_same(pair.decode(nothing, [8, *PROMPT], logprobs=1), run_alone(alone, [8, *PROMPT], logprobs=1))
+    assert (pair.stats_b.pulls, pair.stats_b.fallbacks) == (1, {})
+
+
 def test_blocks_are_held_until_their_time_is_over(folders: dict[str, Path], alone: Harness) -> None:
     made = Pair(folders["llama"], a={"kv_transfer_ttl_s": 0.3})
     params = made.prefill()

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from tests.support.http import GENERATE, app_of, body, client_of
+from tests.support.http import GENERATE, app_of, body, client_of, events_of
 from tests.support.process import TokenwireProcess, tokenwire
 from tests.support.proxy import proxy
 from tests.support.scripted_engine import ScriptedEngine
@@ -58,6 +58,13 @@ def ask(worker: TokenwireProcess, **fields: Any) -> dict[str, Any]:
     return {"status": reply.status_code, **reply.json()}
 
 
+def streamed_ids(worker: TokenwireProcess, **fields: Any) -> list[int]:
+    request = {"token_ids": PROMPT, "sampling_params": ASK, "stream": True, **fields}
+    with worker.client() as client:
+        events = events_of(client.post(GENERATE, json=request).text)
+    return [i for event in events for choice in event.get("choices", ()) for i in choice["token_ids"]]
+
+
 def cached(reply: dict[str, Any]) -> int:
     return int(reply["usage"]["prompt_tokens_details"]["cached_tokens"])
 
@@ -87,6 +94,7 @@ def test_a_coordinator_over_two_servers_answers_like_one_server(folder: Path) ->
             whole = ask(a)  # with the prompt in its cache, as the decode worker had it
             assert cached(whole) == FULL
             assert split["choices"] == whole["choices"]
+            assert streamed_ids(coordinator, cache_salt="t") == whole["choices"][0]["token_ids"]
             sampled = {"sampling_params": {**ASK, "temperature": 1.0, "seed": 7, "n": 2}, "cache_salt": "s"}
             assert ask(coordinator, **sampled)["choices"] == ask(a, **sampled)["choices"]
         by_hand = ask(a, kv_transfer_params=KEEP, sampling_params={"max_tokens": 1}, cache_salt="mine")
@@ -94,11 +102,11 @@ def test_a_coordinator_over_two_servers_answers_like_one_server(folder: Path) ->
         decoded = ask(b, kv_transfer_params=by_hand["kv_transfer_params"], cache_salt="mine")
         assert decoded["choices"] == whole["choices"]
         assert cached(decoded) == FULL
-        assert metric(b, "tokenwire_kv_pulls_total") == 3
+        assert metric(b, "tokenwire_kv_pulls_total") == 4
         deadline = time.monotonic() + 10
         while metric(a, "tokenwire_kv_prompts_kept") and time.monotonic() < deadline:
             time.sleep(0.05)
-        assert metric(a, "tokenwire_kv_given_total") == 3
+        assert metric(a, "tokenwire_kv_given_total") == 4
         assert metric(a, "tokenwire_kv_cache_usage") == 0
 
 

@@ -59,7 +59,8 @@ class Transfers:
         request = sequence.request
         if request.kept is None and sequence.is_cacheable:
             size = self.scheduler.pool.block_size
-            count = (sequence.num_computed if len(request.sequences) == 1 else sequence.num_prompt) // size
+            shared = sequence.num_computed if len(request.sequences) == 1 else sequence.num_prompt
+            count = min(shared, sequence.num_computed) // size
             blocks = sequence.blocks[:count]
             request_id = self.exports.keep(blocks, sequence.hashes_of(count, size), weight_version)
             request.kept = offer(
