@@ -58,7 +58,7 @@ format: setup
 	$(BIN)/ruff check --fix .
 
 bench: setup
-	$(BIN)/python bench/serving_layer.py $(ARGS)
+	$(BIN)/python bench/serving_layer $(ARGS)
 
 # Beside our engine those that are named: `make bench-engine VLLM_PYTHON=PATH LLAMA_SERVER=PATH`.
 bench-engine: setup

@@ -156,9 +156,8 @@ class PromptOutput:
         self.num_encoder_tokens = self.num_encoder_tokens or later.num_encoder_tokens
 
 
-@dataclass(slots=True)
-class EngineOutput:
-    """News of one sequence: the tokens since the last output, never repeated."""
+class EngineOutput(msgspec.Struct, gc=False):
+    """News of one sequence: the tokens since the last output, never repeated. One is made per sequence and step."""
 
     index: int
     token_ids: list[int]

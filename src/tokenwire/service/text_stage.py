@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -52,7 +52,7 @@ class HoldingTextStage:
         self._ids, self._masks = self._ids[count:], self._masks[count:]
         if released.stop_string is not None:
             return self._stopped(output, released, fields)
-        return dataclasses.replace(output, **fields)
+        return msgspec.structs.replace(output, **fields)
 
     def _take_scores(self, count: int) -> Logprobs | None:
         if not self._scores or count == 0:
@@ -62,7 +62,7 @@ class HoldingTextStage:
         return queued.slice(0, count)
 
     def _stopped(self, output: EngineOutput, released: Released, fields: dict[str, Any]) -> EngineOutput:
-        return dataclasses.replace(
+        return msgspec.structs.replace(
             output,
             **fields,
             finish_reason="stop",
