@@ -9,9 +9,9 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -182,7 +182,7 @@ async def test_it_is_waited_for_only_where_it_tells_something_that_is_wanted(
 ) -> None:
     steps = script()
     for step in steps:
-        step.outputs[0] = dataclasses.replace(step.outputs[0], weight_version=label)
+        step.outputs[0] = msgspec.structs.replace(step.outputs[0], weight_version=label)
     engine = ScriptedEngine(steps, capabilities=capabilities, last_word={"ec_transfer_params": {"told": True}})
     *_, reply = await ask(service(engine), **fields)
     assert (reply.ec_transfer_params == {"told": True}) is waits

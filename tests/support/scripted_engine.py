@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from tokenwire.engine.base import (
@@ -276,7 +277,7 @@ class ScriptedEngine(Engine):
         for step in self.script(request) if callable(self.script) else self.script:
             await asyncio.sleep(step.delay_s)
             for output in step.outputs:
-                live.queue.put(replace(output, token_ids=list(output.token_ids)))
+                live.queue.put(msgspec.structs.replace(output, token_ids=list(output.token_ids)))
                 if output.finish_reason is not None:
                     live.open.discard(output.index)
             if step.error is not None:

@@ -37,7 +37,7 @@ from tokenwire.errors import EngineUnavailableError
 
 FIRST_ID = 1000
 PERIOD = 40000
-STEPS_PER_YIELD = 8
+STEPS_PER_YIELD = 32
 ROWS_PER_BLOCK = 64
 
 CAPABILITIES = Capabilities(
@@ -103,6 +103,7 @@ class NullEngine(Engine):
         self._task: asyncio.Task[None] | None = None
         self._status = EngineStatus.STARTING
         self._num_steps = 0
+        self._cycle = [(FIRST_ID + position) % self.options.vocab_size for position in range(PERIOD)]
         self._is_ending = False
         """A pause waits for the end of what runs; nothing new is taken."""
 
@@ -223,16 +224,21 @@ class NullEngine(Engine):
         start = running.num_done
         running.num_done = stop = start + count
         finish: FinishReason | None = "length" if stop == running.max_tokens else None
+        scored = running.request.sampling.logprobs is not None
         for index in range(running.request.sampling.n):
             # The list is the reader's to keep: every sequence gets its own.
-            token_ids = [self._token(i) for i in range(start, stop)]
-            output = EngineOutput(index, token_ids, self._logprobs(running, start, count), finish_reason=finish)
+            token_ids = self._ids(start, stop)
+            output = EngineOutput(index, token_ids, self._logprobs(running, start, count) if scored else None)
+            output.finish_reason = finish
             if running.prompt is not None:
                 output.prompt, running.prompt = running.prompt, None
             running.queue.put(output)
 
-    def _token(self, position: int) -> int:
-        return (FIRST_ID + position % PERIOD) % self.options.vocab_size
+    def _ids(self, start: int, stop: int) -> list[int]:
+        first = start % PERIOD
+        if first + stop - start <= PERIOD:
+            return self._cycle[first : first + stop - start]
+        return [self._cycle[position % PERIOD] for position in range(start, stop)]
 
     def _logprobs(self, running: _Running, start: int, count: int) -> Logprobs | None:
         k = running.request.sampling.logprobs

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from tokenwire.engine.base import EngineOutput
 from tokenwire.errors import TokenwireError

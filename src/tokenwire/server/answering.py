@@ -6,7 +6,7 @@ this stream only. How events and errors are framed is the endpoint's: see `Frami
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import aclosing
 from typing import Any, Protocol, TypeVar
 
@@ -15,10 +15,17 @@ from starlette.types import Receive, Send
 from tokenwire.server.context import Server
 from tokenwire.server.disconnect import DisconnectWatch
 from tokenwire.server.errors import MEDIA_TYPES, encode_error, log_error, status_of
-from tokenwire.server.frames import DONE_FRAMES, STREAM_TYPES, frame_events, frame_payload
+from tokenwire.server.frames import DONE_FRAMES, STREAM_TYPES, frame_events, frame_payload, frame_payloads
 from tokenwire.wire.codec import Format, encode
 
 T = TypeVar("T")
+
+
+class Batches(Protocol[T]):
+    """What is streamed: an asynchronous generator, or what looks like one."""
+
+    def __aiter__(self) -> AsyncIterator[list[T]]: ...
+    async def aclose(self) -> object: ...
 
 
 class Framing(Protocol):
@@ -55,6 +62,15 @@ class PlainFraming:
         return DONE_FRAMES[self._fmt]
 
 
+class EncodedFraming(PlainFraming):
+    """The same for events that are already encoded."""
+
+    __slots__ = ()
+
+    def events(self, events: Iterable[bytes]) -> bytes:
+        return frame_payloads(list(events), self._fmt)
+
+
 async def send_whole(
     work: Awaitable[T], fmt: Format, receive: Receive, send: Send, *, on_reply: Callable[[T], None] | None = None
 ) -> None:
@@ -73,7 +89,7 @@ async def send_whole(
 
 async def send_stream(
     server: Server,
-    batches: AsyncGenerator[list[T], None],
+    batches: Batches[T],
     framing: Framing,
     receive: Receive,
     send: Send,

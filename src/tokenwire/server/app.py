@@ -6,23 +6,53 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tokenwire.server.access import KeyMiddleware
 from tokenwire.server.context import Server
 from tokenwire.server.middleware import ErrorMiddleware, RequestIdMiddleware, http_exception
-from tokenwire.server.routing import routes_for, starlette_route
+from tokenwire.server.routing import direct_endpoints, routes_for, starlette_route
 from tokenwire.settings import Settings
 
 
-def create_app(server: Server) -> Starlette:
+def create_app(server: Server) -> Application:
     """An app over a server whose engine, if any, has started. The caller closes the engine."""
-    app = Starlette(
+    app = Application(
         routes=[starlette_route(spec, server) for spec in routes_for(server)],
         middleware=_middleware(server),
         exception_handlers={HTTPException: http_exception},
     )
     app.state.server = server
+    app.take_directly(direct_endpoints(server))
     return app
+
+
+class Application(Starlette):
+    """Takes requests to the busiest routes past the router and its layers; the rest goes the ordinary way."""
+
+    def take_directly(self, endpoints: dict[tuple[str, str], ASGIApp]) -> None:
+        """By method and path. The layers that were asked for stand around these endpoints too."""
+        self._is_direct = frozenset(endpoints)
+        self._direct: ASGIApp = _Direct(endpoints)
+        for layer in reversed(self.user_middleware):
+            self._direct = layer.cls(self._direct, *layer.args, **layer.kwargs)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and (scope["method"], scope["path"]) in self._is_direct and not scope["root_path"]:
+            scope["app"] = self
+            await self._direct(scope, receive, send)
+        else:
+            await super().__call__(scope, receive, send)
+
+
+class _Direct:
+    """The endpoints of these routes."""
+
+    def __init__(self, endpoints: dict[tuple[str, str], ASGIApp]) -> None:
+        self._endpoints = endpoints
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._endpoints[scope["method"], scope["path"]](scope, receive, send)
 
 
 def _middleware(server: Server) -> list[Middleware]:

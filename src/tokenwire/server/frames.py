@@ -31,6 +31,13 @@ def frame_events(events: Iterable[Any], fmt: Format) -> bytes:
     return b"".join([length_prefixed(encode(event, "msgpack")) for event in events])
 
 
+def frame_payloads(payloads: list[bytes], fmt: Format) -> bytes:
+    """The same for events that are already encoded."""
+    if fmt == "json":
+        return b"data: " + b"\n\ndata: ".join(payloads) + b"\n\n"
+    return b"".join([length_prefixed(payload) for payload in payloads])
+
+
 def frame_payload(payload: bytes, fmt: Format) -> bytes:
     """One event that is already encoded."""
     return sse(payload) if fmt == "json" else length_prefixed(payload)

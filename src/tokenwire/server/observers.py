@@ -150,10 +150,11 @@ class LogObserver(Observer):
 
 
 class Observers(Observer):
-    """Tells each of several."""
+    """Tells each of several; of new tokens, the most frequent news, only those that listen to them."""
 
     def __init__(self, observers: list[Observer]) -> None:
         self._observers = observers
+        self._count_tokens = [o.tokens for o in observers if type(o).tokens is not Observer.tokens]
 
     def started(self, prepared: PreparedGenerate) -> None:
         for observer in self._observers:
@@ -164,8 +165,8 @@ class Observers(Observer):
             observer.prefilled(prepared, cached_tokens)
 
     def tokens(self, prepared: PreparedGenerate, num_tokens: int) -> None:
-        for observer in self._observers:
-            observer.tokens(prepared, num_tokens)
+        for tokens in self._count_tokens:
+            tokens(prepared, num_tokens)
 
     def choice_finished(self, prepared: PreparedGenerate, output: EngineOutput) -> None:
         for observer in self._observers:

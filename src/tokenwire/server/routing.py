@@ -71,12 +71,26 @@ def routes_for(server: Server) -> list[RouteSpec]:
 
 
 def starlette_route(spec: RouteSpec, server: Server) -> Route:
+    return Route(spec.path, _endpoint(spec, server), methods=list(spec.methods), include_in_schema=False)
+
+
+def direct_endpoints(server: Server) -> dict[tuple[str, str], ASGIApp]:
+    """By method and path, the endpoints that are written against ASGI itself: these need no router."""
+    return {
+        (method, spec.path): _endpoint(spec, server)
+        for spec in routes_for(server)
+        for method in spec.methods
+        if not inspect.isfunction(spec.endpoint) and "{" not in spec.path
+    }
+
+
+def _endpoint(spec: RouteSpec, server: Server) -> Any:
     endpoint: Any = spec.endpoint
     if spec.generates and server.settings.logs.enable_server_load_tracking:
         endpoint = _Counted(_as_asgi(endpoint), server)
     if spec.control:
         endpoint = _Controlled(_as_asgi(endpoint), server)
-    return Route(spec.path, endpoint, methods=list(spec.methods), include_in_schema=False)
+    return endpoint
 
 
 def _as_asgi(endpoint: Any) -> ASGIApp:

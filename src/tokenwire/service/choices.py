@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+from msgspec.structs import replace
 
 from tokenwire.engine.base import EngineOutput, Logprobs, WeightSpan
 from tokenwire.errors import EngineUnavailableError, GenerationError
@@ -12,14 +12,26 @@ from tokenwire.service.levels import TextStage
 class ChoiceRun:
     """Takes a choice's engine outputs in order and gives them out as they may be shown."""
 
-    __slots__ = ("_engine_tokens", "_held", "_num_prompt_rows", "_spans", "_stage", "num_tokens", "stopped")
+    __slots__ = (
+        "_engine_tokens",
+        "_held",
+        "_label",
+        "_label_start",
+        "_num_prompt_rows",
+        "_spans",
+        "_stage",
+        "num_tokens",
+        "stopped",
+    )
 
     def __init__(self, stage: TextStage | None, num_prompt_rows: int = 0) -> None:
         """`num_prompt_rows`: rows of routed experts that belong to the prompt."""
         self._stage = stage
         self._num_prompt_rows = num_prompt_rows
         self._spans: list[WeightSpan] = []
-        self._engine_tokens = 0
+        """Of weight versions that are not the newest."""
+        self._label: str | None = None
+        self._label_start = self._engine_tokens = 0
         self._held: EngineOutput | None = None
         self.num_tokens = 0
         """Tokens given out so far."""
@@ -28,9 +40,15 @@ class ChoiceRun:
 
     def take(self, output: EngineOutput) -> EngineOutput:
         """The output with text and cut at a stop string, where there is a text stage; weight spans on the last one."""
+        stage, count = self._stage, len(output.token_ids)
         if output.weight_version is not None:
-            self._track(output.weight_version, len(output.token_ids))
-        shown = output if self._stage is None else self._stage.process(output)
+            if output.weight_version != self._label and count:
+                self._relabel(output.weight_version)
+            self._engine_tokens += count
+        if stage is None and output.finish_reason is None:
+            self.num_tokens += count
+            return output
+        shown = output if stage is None else stage.process(output)
         self.num_tokens += len(shown.token_ids)
         if shown.finish_reason is not None:
             self.stopped = output.finish_reason is None
@@ -40,7 +58,7 @@ class ChoiceRun:
     @property
     def has_labels(self) -> bool:
         """The engine said which weights made the tokens, as they came."""
-        return bool(self._spans)
+        return self._label is not None
 
     def hold(self, shown: EngineOutput) -> None:
         """A stop string ended this choice: keep its last output until the engine has said its last word."""
@@ -52,24 +70,26 @@ class ChoiceRun:
         if held is None or end.finish_reason is None:
             return None
         self._held = None
-        held.absorb(dataclasses.replace(end, finish_reason=None, stop_reason=None, error=None))
+        held.absorb(replace(end, finish_reason=None, stop_reason=None, error=None))
         self._finish(held)
         return held
 
-    def _track(self, version: str, count: int) -> None:
-        start, end = self._engine_tokens, self._engine_tokens + count
-        self._engine_tokens = end
-        if self._spans and self._spans[-1].version == version:
-            self._spans[-1] = dataclasses.replace(self._spans[-1], end=end)
-        elif count:
-            self._spans.append(WeightSpan(version, start, end))
+    def _relabel(self, version: str) -> None:
+        self._spans = self._labelled()
+        self._label, self._label_start = version, self._engine_tokens
+
+    def _labelled(self) -> list[WeightSpan]:
+        """Spans by the labels that came with the tokens."""
+        if self._label is None:
+            return []
+        return [*self._spans, WeightSpan(self._label, self._label_start, self._engine_tokens)]
 
     def _finish(self, shown: EngineOutput) -> None:
         """Facts of a whole sequence, cut to the tokens that were kept."""
         if shown.routed_experts is not None and isinstance(shown.stop_reason, str):
             num_rows = max(0, self._num_prompt_rows + self.num_tokens - 1)  # the last token is routed nowhere
             shown.routed_experts = shown.routed_experts[:num_rows]
-        spans = shown.weight_versions if shown.weight_versions is not None else self._spans
+        spans = shown.weight_versions if shown.weight_versions is not None else self._labelled()
         if shown.weight_versions is None and not spans:
             return
         total = self.num_tokens
@@ -99,10 +119,10 @@ class Collector:
             self._logprobs.append(output.logprobs)
         total = self._total
         if total is None:
-            self._total = dataclasses.replace(output, token_ids=list(output.token_ids), logprobs=None)
+            self._total = replace(output, token_ids=list(output.token_ids), logprobs=None)
             return
         total.token_ids.extend(output.token_ids)
-        total.absorb(dataclasses.replace(output, token_ids=[], logprobs=None))
+        total.absorb(replace(output, token_ids=[], logprobs=None))
 
     def result(self) -> EngineOutput | None:
         """None if the engine said nothing of this choice."""

@@ -5,6 +5,7 @@ A level is an object with two shaping methods; the loop that drives the engine i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from tokenwire.engine.base import EngineOutput
 from tokenwire.service.logprob_shapes import NO_SCORES, npy, packed, ragged, raw, token_id_entries
 from tokenwire.wire.arrays import pack_ids
+from tokenwire.wire.codec import Format, encode
 from tokenwire.wire.generate import (
     CompactTokensChoice,
     GenerateRequest,
@@ -36,6 +38,18 @@ class Level(Protocol):
 
     def delta(self, output: EngineOutput) -> TokensChoice | None:
         """One stream event's choice, or None when these news show nothing at this level."""
+
+    def gaps(self) -> tuple[str, ...]:
+        """The fields in which ordinary deltas differ: those with ids, and without an end, masks and experts.
+
+        Empty: deltas of this level are not that simple, and each is made by `delta`.
+        """
+
+    def gapped(self, index: int, gap: Any) -> TokensChoice:
+        """An ordinary delta of choice `index` with `gap(name)` in each of `gaps`."""
+
+    def values(self, output: EngineOutput) -> Sequence[bytes] | None:
+        """What `delta` would show of an ordinary output in these fields, encoded; None: `delta` must make it."""
 
 
 class TextStage(Protocol):
@@ -84,6 +98,24 @@ class TokensLevel:
         if not self._shape.binary:
             return TokensChoice(**fields)
         return CompactTokensChoice(weight_version=self._new_label(output), **fields)
+
+    def gaps(self) -> tuple[str, ...]:
+        return ("token_ids", "logprobs") if self._shape.wants_logprobs else ("token_ids",)
+
+    def gapped(self, index: int, gap: Any) -> TokensChoice:
+        kind = CompactTokensChoice if self._shape.binary else TokensChoice
+        return kind(index=index, **{name: gap(name) for name in self.gaps()})
+
+    def values(self, output: EngineOutput) -> Sequence[bytes] | None:
+        shape = self._shape
+        fmt: Format = "json"
+        if shape.binary:
+            fmt = "msgpack"
+            label = output.weight_version
+            if label is not None and self._labels.get(output.index) != label:
+                return None
+        ids = encode(shown_ids(output, shape), fmt)
+        return (ids, encode(self._logprobs(output), fmt)) if shape.wants_logprobs else (ids,)
 
     def _fields(self, output: EngineOutput, finish_reason: str | None) -> dict[str, Any]:
         return {

@@ -6,7 +6,7 @@ hidden, the fields that would give it away (ids, logprobs, sampling mask) are hi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,6 +64,15 @@ class DerenderLevel:
             message=whole_message(message, forced=forced),
             **self._common(output),
         )
+
+    def gaps(self) -> tuple[str, ...]:
+        return ()
+
+    def gapped(self, index: int, gap: Any) -> DerenderDeltaChoice:
+        raise AssertionError("deltas of this level have no gaps")
+
+    def values(self, output: EngineOutput) -> Sequence[bytes] | None:
+        return None
 
     def delta(self, output: EngineOutput) -> DerenderDeltaChoice | None:
         choice = self._choices.get(output.index)

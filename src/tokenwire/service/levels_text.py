@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from msgspec import UNSET
 
@@ -12,6 +13,7 @@ from tokenwire.engine.base import EngineOutput
 from tokenwire.service.levels import Shape, extras, shown_ids
 from tokenwire.service.logprob_shapes import NO_SCORES, packed, token_id_entries
 from tokenwire.service.text_logprobs import text_entries
+from tokenwire.wire.codec import Format, encode
 from tokenwire.wire.generate import OutputMode, PackedLogprobs, TextChoice, TextLogprobs
 
 
@@ -68,6 +70,19 @@ class TextLevel:
         if not output.token_ids and output.finish_reason is None and not output.text:
             return None
         return self._choice(output, output.finish_reason)
+
+    def gaps(self) -> tuple[str, ...]:
+        return ("token_ids", "text", "logprobs") if self._shape.wants_logprobs else ("token_ids", "text")
+
+    def gapped(self, index: int, gap: Any) -> TextChoice:
+        return TextChoice(index=index, **{name: gap(name) for name in self.gaps()})
+
+    def values(self, output: EngineOutput) -> Sequence[bytes] | None:
+        if output.text_token_count is not None:
+            return None
+        fmt: Format = "msgpack" if self._shape.binary else "json"
+        ids, text = encode(shown_ids(output, self._shape), fmt), encode(output.text or "", fmt)
+        return (ids, text, encode(self._logprobs.of(output), fmt)) if self._shape.wants_logprobs else (ids, text)
 
     def _choice(self, output: EngineOutput, finish_reason: str | None) -> TextChoice:
         count = output.text_token_count

@@ -25,6 +25,8 @@ from tokenwire.wire.generate import (
 
 FLOOR = -9999.0
 """What stands for -inf, NaN and anything below on the JSON wire."""
+FEW_CELLS = 64
+"""Up to here a look at each value is cheaper than a call into numpy."""
 
 
 def clamp(logprob: float) -> float:
@@ -36,6 +38,12 @@ def clamp(logprob: float) -> float:
 
 def clamp_array(values: NDArray[np.float32]) -> list[list[float]]:
     """`clamp` over [T, K], as Python floats."""
+    rows: list[list[float]] = values.tolist()
+    if values.size <= FEW_CELLS:
+        if all(FLOOR <= value < math.inf for row in rows for value in row):
+            return rows
+    elif values.min() >= FLOOR and values.max() < math.inf:  # false with NaN
+        return rows
     clean = np.nan_to_num(values.astype(np.float64), nan=FLOOR, neginf=FLOOR, posinf=0.0)
     np.maximum(clean, FLOOR, out=clean)
     return clean.tolist()  # type: ignore[no-any-return]
@@ -57,14 +65,26 @@ def token_id_entries(scores: Logprobs, sampled: list[int], *, token_field: bool)
         if row[0] != token_id:
             content.append(_entry(token_id, FLOOR, None, [], token_field))
             continue
-        top = []
-        for j, candidate in enumerate(row):
-            if candidate < 0 or (j and candidate == token_id):
-                continue
-            rank = ranks[t] if j == 0 else given[t][j] if given is not None else j
-            top.append(_candidate(candidate, values[t][j], rank or None, token_field))
-        content.append(_entry(token_id, values[t][0], ranks[t] or None, top, token_field))
+        own, row_ranks = ranks[t] or None, None if given is None else given[t]
+        if token_field or row_ranks is not None:
+            top = [_candidate(token_id, values[t][0], own, token_field)]
+            for j in range(1, len(row)):
+                if row[j] >= 0 and row[j] != token_id:
+                    rank = j if row_ranks is None else row_ranks[j] or None
+                    top.append(_candidate(row[j], values[t][j], rank, token_field))
+        else:
+            top = [
+                TokenIdLogprob(candidate, value, rank)
+                for candidate, value, rank in zip(row, values[t], _RANKS, strict=False)
+                if candidate >= 0 and candidate != token_id
+            ]
+            top.insert(0, TokenIdLogprob(token_id, values[t][0], own))
+        content.append(_entry(token_id, values[t][0], own, top, token_field))
     return TokenIdLogprobs(content)
+
+
+_RANKS = range(1 << 31)
+"""Column j of a row has rank j."""
 
 
 def _candidate(token_id: int, logprob: float, rank: int | None, token_field: bool) -> TokenIdLogprob:

@@ -14,12 +14,14 @@ import msgspec
 
 from tokenwire.engine.base import EngineOutput, PromptOutput, SpecDecodeStats
 from tokenwire.service.choices import ChoiceRun
+from tokenwire.service.chunk_template import ChunkTemplate, gap
 from tokenwire.service.context import ServiceOptions
 from tokenwire.service.levels import TextTools
 from tokenwire.service.logprob_shapes import npy, packed, prompt_entries
 from tokenwire.service.prepare import PreparedGenerate
 from tokenwire.service.usage import spec_decode_metrics, timing_metrics, usage_chunk_counts, usage_of
 from tokenwire.wire.arrays import pack_ids
+from tokenwire.wire.codec import Format, encode
 from tokenwire.wire.generate import CompactChunk, GenerateChunk, GenerateResponse, TokensChoice, UsageChunk
 from tokenwire.wire.usage import PerRequestMetrics
 
@@ -76,7 +78,12 @@ class ReplyShaper:
         self.facts = RequestFacts()
         self._first = True
         self._open = prepared.n
-        self._chunk_kind = CompactChunk if prepared.context.binary else GenerateChunk
+        binary = prepared.context.binary
+        self._chunk_kind = CompactChunk if binary else GenerateChunk
+        self._format: Format = "msgpack" if binary else "json"
+        self._gaps = () if prepared.continuous_usage else prepared.level.gaps()
+        self._templates: dict[int, ChunkTemplate] = {}
+        """Of ordinary events, per choice."""
         self._num_shown = [0] * prepared.n
         """Tokens per choice up to the event that is being made; a wake-up may bring several of one choice."""
 
@@ -113,6 +120,41 @@ class ReplyShaper:
             else:
                 events.append(self._chunk_kind(request_id=request_id, output_mode=mode, choices=[choice]))
         return events
+
+    def payloads(self, shown: list[EngineOutput]) -> list[bytes]:
+        """`events`, encoded as the caller reads them; the ordinary ones are filled into a template."""
+        payloads: list[bytes] = []
+        for output in shown:
+            payload = self._ordinary(output) if self._gaps and not self._first else None
+            if payload is not None:
+                payloads.append(payload)
+            else:
+                payloads += [encode(event, self._format) for event in self.events([output])]
+        return payloads
+
+    def _ordinary(self, output: EngineOutput) -> bytes | None:
+        """The event of an output that has tokens and nothing else; None for all others."""
+        if (
+            output.finish_reason is not None
+            or not output.token_ids
+            or output.sampling_mask is not None
+            or output.routed_experts is not None
+        ):
+            return None
+        template = self._templates.get(output.index)
+        if template is None:
+            template = self._templates[output.index] = self._template(output.index)
+        return template.fill(output)
+
+    def _template(self, index: int) -> ChunkTemplate:
+        level = self._prepared.level
+        choice = level.gapped(index, partial(gap, fmt=self._format))
+        event = self._chunk_kind(request_id=self._prepared.request_id, output_mode=level.mode, choices=[choice])
+        return ChunkTemplate(event, self._format, self._gaps, level.values)
+
+    def usage_payload(self) -> bytes:
+        """`usage_chunk`, encoded as `payloads` are."""
+        return encode(self.usage_chunk(), self._format)
 
     def usage_chunk(self) -> UsageChunk:
         """The last event with `include_usage`."""

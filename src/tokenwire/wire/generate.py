@@ -117,14 +117,14 @@ class RawGenerateRequest(GenerateRequest, frozen=True, kw_only=True):
 # --- logprobs ---------------------------------------------------------------------------------------------------
 
 
-class TokenIdLogprob(msgspec.Struct, frozen=True):
+class TokenIdLogprob(msgspec.Struct, frozen=True, gc=False):
     token_id: int
     logprob: float
     rank: int | None
     token: str | UnsetType = UNSET
 
 
-class TokenIdLogprobEntry(msgspec.Struct, frozen=True):
+class TokenIdLogprobEntry(msgspec.Struct, frozen=True, gc=False):
     token_id: int
     logprob: float
     rank: int | None
@@ -132,24 +132,24 @@ class TokenIdLogprobEntry(msgspec.Struct, frozen=True):
     token: str | UnsetType = UNSET
 
 
-class TokenIdLogprobs(msgspec.Struct, frozen=True):
+class TokenIdLogprobs(msgspec.Struct, frozen=True, gc=False):
     content: list[TokenIdLogprobEntry]
 
 
-class TextLogprob(msgspec.Struct, frozen=True):
+class TextLogprob(msgspec.Struct, frozen=True, gc=False):
     token: str
     logprob: float
     bytes: list[int] | None
 
 
-class TextLogprobEntry(msgspec.Struct, frozen=True):
+class TextLogprobEntry(msgspec.Struct, frozen=True, gc=False):
     token: str
     logprob: float
     bytes: list[int] | None
     top_logprobs: list[TextLogprob]
 
 
-class TextLogprobs(msgspec.Struct, frozen=True):
+class TextLogprobs(msgspec.Struct, frozen=True, gc=False):
     content: list[TextLogprobEntry]
 
 
@@ -168,7 +168,7 @@ class PackedLogprobs(msgspec.Struct, frozen=True, kw_only=True):
     format: Literal["packed"] = "packed"
 
 
-class PromptLogprob(msgspec.Struct, frozen=True):
+class PromptLogprob(msgspec.Struct, frozen=True, gc=False):
     logprob: float
     rank: int | None
     decoded_token: str | None

@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from tokenwire.errors import BodyValidationError
 from tokenwire.server import peers
-from tokenwire.server.answering import PlainFraming, send_stream, send_whole
+from tokenwire.server.answering import EncodedFraming, PlainFraming, send_stream, send_whole
 from tokenwire.server.body import read_as, read_body
 from tokenwire.server.context import generate_of, server_of
 from tokenwire.server.errors import MEDIA_TYPES
@@ -45,9 +45,13 @@ class GenerateEndpoint:
         prepared = await service.prepare(request, request_context(scope, fmt), unknown)
         log = server.log
         if request.stream:
-            told = None if log is None else partial(_log_events, log, prepared)
-            batches, name = service.stream(prepared), prepared.request_id
-            await send_stream(server, batches, PlainFraming(fmt), receive, send, name=name, on_events=told)
+            name = prepared.request_id
+            if log is None:
+                payloads = service.encoded_stream(prepared)
+                await send_stream(server, payloads, EncodedFraming(fmt), receive, send, name=name)
+            else:
+                told, batches = partial(_log_events, log, prepared), service.stream(prepared)
+                await send_stream(server, batches, PlainFraming(fmt), receive, send, name=name, on_events=told)
         else:
             whole = None if log is None else partial(_log_reply, log, prepared)
             await send_whole(service.full(prepared), fmt, receive, send, on_reply=whole)
