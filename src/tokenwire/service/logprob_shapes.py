@@ -40,7 +40,7 @@ def clamp_array(values: NDArray[np.float32]) -> list[list[float]]:
     """`clamp` over [T, K], as Python floats."""
     rows: list[list[float]] = values.tolist()
     if values.size <= FEW_CELLS:
-        if all(FLOOR <= value < math.inf for row in rows for value in row):
+        if all(min(row) >= FLOOR and sum(row) < math.inf for row in rows):  # a sum with NaN is NaN, which is false
             return rows
     elif values.min() >= FLOOR and values.max() < math.inf:  # false with NaN
         return rows
