@@ -31,7 +31,15 @@ from tests.support.proxy import Proxy, proxy
 from tokenwire.engine.base import EngineOutput
 from tokenwire.engine.local import messages as wire
 from tokenwire.engine.local.transfer import pulls as pulls_module
-from tokenwire.engine.local.transfer.framing import VERSION, Answer, Connection, Greeting, TransferError, read_ask
+from tokenwire.engine.local.transfer.framing import (
+    VERSION,
+    Answer,
+    Connection,
+    Greeting,
+    Refusal,
+    TransferError,
+    read_ask,
+)
 from tokenwire.errors import EngineUnavailableError
 
 BLOCK = 1536
@@ -219,6 +227,7 @@ class Liar:
     digest: bytes | None = None
     """Under which its blocks come; None: the right one."""
     num_sent: int = 12
+    refusal: str | None = None
 
     def serve(self, server: socket.socket, engine_id: str, fingerprint: str) -> None:
         peer, _ = server.accept()
@@ -226,6 +235,8 @@ class Liar:
         with contextlib.suppress(TransferError):
             connection.send(Greeting(self.version, engine_id, fingerprint, bytes(16)))
             ask = connection.receive(read_ask, num_hashes=100)
+            if self.refusal is not None:
+                connection.send(Refusal(self.refusal))
             connection.send(Answer(num_blocks=self.num_blocks, block_bytes=self.block_bytes))
             digest = self.digest or ask.hashes[-16:]
             connection.send_blocks(digest, np.zeros((self.num_sent, self.block_bytes), np.uint8))
@@ -244,6 +255,8 @@ class Liar:
         (Liar(num_blocks=5), "protocol"),
         (Liar(num_sent=4), "hash"),
         (Liar(version=VERSION + 1), "protocol"),
+        (Liar(refusal="hash"), "hash"),
+        (Liar(refusal="a word of its own\n"), "protocol"),
     ],
 )
 def test_a_peer_that_lies_is_not_believed(pair: Pair, right: EngineOutput, liar: Liar, reason: str) -> None:
@@ -418,4 +431,26 @@ def test_waiting_for_a_turn_counts_as_time(
         assert_right(made.b.output(handle), right)
     assert made.stats_b.fallbacks == {"timeout": 3}
     assert between.num_connections < 3  # some milliseconds may have been left for the second
+    made.close()
+
+
+def test_a_name_whose_look_up_hangs_is_given_up(
+    folders: dict[str, Path], right: EngineOutput, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hanging = threading.Event()
+
+    def look_up(address: tuple[str, int], timeout: float) -> socket.socket:
+        hanging.wait(20)
+        raise OSError("no such name")
+
+    monkeypatch.setattr("tokenwire.engine.local.transfer.client.socket.create_connection", look_up)
+    monkeypatch.setattr(pulls_module, "OVERDUE_S", 0.1)
+    made = Pair(folders["llama"], b={"kv_transfer_timeout_s": 0.3})
+    started = time.monotonic()
+    assert_right(made.decode(made.prefill(), logprobs=1), right)
+    assert time.monotonic() - started < 5
+    assert made.stats_b.fallbacks == {"timeout": 1}
+    assert made.b.core._transfers is not None
+    assert len(made.b.core._transfers.pulls._cancelled) == 1  # its thread still counts
+    hanging.set()
     made.close()

@@ -68,7 +68,7 @@ MESSAGES = [
     (Greeting(1, "e", "f", b"n" * 16), read_greeting),
     (Ask(request_id="r", weight_version="default", first=3, hashes=bytes(range(160)), nonce=b"m" * 16), read_ask),
     (Answer(num_blocks=4, block_bytes=1536, proof=b"p"), read_answer),
-    (Refusal("expired", "not kept"), read_answer),
+    (Refusal("expired"), read_answer),
     (Done(), read_done),
 ]
 

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenwire.engine.local.transfer.framing import (
+    REFUSALS,
     VERSION,
     Answer,
     Ask,
@@ -139,7 +140,8 @@ class Pull:
             return
         answer = connection.receive(read_answer)
         if isinstance(answer, Refusal):
-            raise TransferError(answer.reason, answer.message)
+            known = answer.reason in REFUSALS
+            raise TransferError(*((answer.reason, REFUSALS[answer.reason]) if known else ("protocol", "refused")))
         if not hmac.compare_digest(prove(identity.secret, "server", nonce, own_nonce, request_id), answer.proof):
             raise TransferError("secret", "the peer does not know the shared secret")
         self._receive(connection, answer, identity.block_bytes)
@@ -150,7 +152,7 @@ class Pull:
         if greeting.version != VERSION:
             raise TransferError("protocol", f"the peer speaks version {greeting.version}, we speak {VERSION}")
         if greeting.engine_id != self.source.engine_id:
-            raise TransferError("expired", f"at this address is engine {greeting.engine_id}: it has been restarted")
+            raise TransferError("expired", "at this address is another engine: it has been restarted")
         if greeting.fingerprint != identity.fingerprint:
             raise TransferError("model", "the peer has another model, type or block size")
         return greeting.nonce

@@ -77,12 +77,20 @@ class Answer(msgspec.Struct, frozen=True, tag="answer", kw_only=True):
 
 class Refusal(msgspec.Struct, frozen=True, tag="refusal"):
     reason: str
-    message: str
+    """One of `REFUSALS`."""
 
 
 class Done(msgspec.Struct, frozen=True, tag="done"):
     """Everything has come, and was right."""
 
+
+REFUSALS = {
+    "secret": "the shared secrets differ",
+    "expired": "these blocks are not kept (any more)",
+    "weights": "the blocks were computed by other weights",
+    "hash": "the kept blocks hold other tokens",
+}
+"""Reasons that a server may give, in words of ours: what a peer writes reaches neither logs nor figures."""
 
 read_greeting = msgspec.msgpack.Decoder(Greeting)
 read_ask = msgspec.msgpack.Decoder(Ask)

@@ -13,7 +13,7 @@ import time
 import weakref
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tokenwire.engine.local.requests import Request
 from tokenwire.engine.local.transfer.client import Identity, Pull
@@ -28,6 +28,8 @@ MAX_LETTING_GO = 16
 LET_GO_S = 5.0
 BUFFER_BYTES = 1 << 30
 """Of blocks that travel or wait for their sequence to be admitted; one pull may always run."""
+OVERDUE_S = 1.0
+"""What a pull's thread may be late; it ends by itself at the deadline where it can."""
 AVOID_S = 5.0
 """An address that could not be reached is not tried again for so long: one that is silent costs each pull seconds."""
 
@@ -90,6 +92,7 @@ class Pulls:
         if not self._running and not self._queued:
             return []
         finished = [(request, pull) for request, pull in self._running.items() if pull.done.is_set()]
+        finished += [(request, self._give_up(pull)) for request, pull in self._running.items() if _is_overdue(pull)]
         for request, pull in finished:
             del self._running[request]
             self._count(request, pull)
@@ -113,8 +116,16 @@ class Pulls:
             return
         if pull.failure.reason == "unreachable":
             self._avoided[pull.source.name] = time.monotonic() + AVOID_S
-        text = f"its KV blocks could not be pulled from {pull.source.name}: {pull.failure}"
+        text = f"its KV blocks could not be pulled from {pull.source.name!r}: {pull.failure}"
         self.fall_back(request, pull.failure.reason, text)
+
+    def _give_up(self, pull: Pull) -> Pull:
+        """Its thread sits in something without a time limit, as the look-up of a name; what it would have said."""
+        pull.cancel()
+        self._cancelled.append(pull)
+        late = replace(pull, done=threading.Event(), received=None)
+        late.fail("timeout", "it took too long")
+        return late
 
     def _is_avoided(self, source: Source) -> bool:
         now = time.monotonic()
@@ -147,6 +158,10 @@ class Pulls:
 
     def _give_back(self, size: int) -> None:
         self._buffered -= size
+
+
+def _is_overdue(pull: Pull) -> bool:
+    return time.monotonic() > pull.deadline + OVERDUE_S and not pull.done.is_set()
 
 
 def _still_running(pulls: Iterable[Pull]) -> list[Pull]:

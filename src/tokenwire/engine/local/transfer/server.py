@@ -112,11 +112,11 @@ class TransferServer:
         connection.send(Greeting(VERSION, self._engine_id, self._fingerprint, nonce))
         ask = connection.receive(read_ask, num_hashes=self._exports.pool.num_blocks)
         if not hmac.compare_digest(prove(self._secret, "client", nonce, ask.nonce, ask.request_id), ask.proof):
-            connection.send(Refusal("secret", "the shared secrets differ"))
+            connection.send(Refusal("secret"))
             return
         export = self._exports.open(ask.request_id)
         if export is None:
-            connection.send(Refusal("expired", "these blocks are not kept (any more)"))
+            connection.send(Refusal("expired"))
             return
         pulled = False
         try:
@@ -129,11 +129,11 @@ class TransferServer:
         if not ask.hashes:
             return True
         if ask.weight_version != export.weight_version:
-            connection.send(Refusal("weights", f"the blocks were computed by weights {export.weight_version!r}"))
+            connection.send(Refusal("weights"))
             return False
         count = export.num_matching(ask.first, ask.hashes)
         if count == 0:
-            connection.send(Refusal("hash", "the kept blocks hold other tokens"))
+            connection.send(Refusal("hash"))
             return False
         proof = prove(self._secret, "server", nonce, ask.nonce, ask.request_id)
         connection.send(Answer(num_blocks=count, block_bytes=self._block_bytes, proof=proof))
