@@ -75,16 +75,20 @@ async def _attempt(job: Job, worker: Worker, number: int) -> None:
     reply: Reply | None = None
     worker.num_running += job.n
     try:
-        call = dialect.call(request, job.worker_call_id, worker.told)
-        reply = await worker.client.request(call.method, call.path, headers=call.headers, body=call.body)
-        if reply.status != 200:
-            raise dialect.error(reply.status, await reply.read())
-        reader = dialect.reader(request, reply.headers.get("content-type", ""))
-        if request.stream:
-            await _pump(job, reply, reader)
-            _take(job, reader.end(), reply)
-        else:
-            _take(job, reader.whole(await reply.read()), reply)
+        part: EngineRequest | None = dialect.first_part(request)
+        while part is not None:
+            call = dialect.call(part, job.worker_call_id, worker.told)
+            reply = await worker.client.request(call.method, call.path, headers=call.headers, body=call.body)
+            if reply.status != 200:
+                raise dialect.error(reply.status, await reply.read())
+            reader = dialect.reader(part, reply.headers.get("content-type", ""))
+            if part.stream:
+                await _pump(job, reply, reader)
+                _take(job, reader.end(), reply)
+                break
+            outputs = reader.whole(await reply.read())
+            part = dialect.next_part(part, outputs)
+            _take(job, outputs, reply)
     finally:
         worker.num_running -= job.n
         job.worker = None

@@ -6,7 +6,7 @@ A dialect is pure: it makes calls and reads bytes. Sending, retrying and choosin
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
@@ -106,6 +106,14 @@ class Dialect(ABC):
             where=f"{self.name} workers",
             way_out="Send it to the workers themselves.",
         )
+
+    def first_part(self, request: EngineRequest) -> EngineRequest:
+        """The request, or the first of several that are asked one after another and whole."""
+        return request
+
+    def next_part(self, part: EngineRequest, outputs: Sequence[EngineOutput]) -> EngineRequest | None:
+        """What to ask after a part that was answered whole with these outputs; None: nothing."""
+        return None
 
     def must_stream(self, request: EngineRequest) -> bool:
         """The end of this request is found here, so its answer must come in pieces."""

@@ -1,28 +1,34 @@
 """llama.cpp's native `/completion`: a token array as `prompt`, tokens and `completion_probabilities` back.
 
-It knows stop words but no stop ids, so those are watched for here. Penalties look at the whole context, and its
-default samplers are switched off, so that the same parameters mean the same as elsewhere.
+Its streams leave out the ids of tokens that end inside a character (each event tells the last id only), and a whole
+answer goes on when its caller has left. So a request becomes parts of a few tokens each, asked whole and one after
+another: every part continues the ids so far, whose cache the server still has, at the cost of a round trip and no
+computation. A stop id, which llama.cpp has no word for, ends the parts. Of tokens that end inside a character it
+tells no score: theirs is unknown (NaN, rank 0).
+
+Penalties look at the whole context, and its default samplers are switched off, so that the same parameters mean the
+same as elsewhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import partial
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import msgspec
 
 from tokenwire.engine.base import Capabilities, EngineOutput, EngineRequest, PromptOutput
 from tokenwire.engine.remote.dialects.base import JSON, Call, Dialect, Reader, WorkerFacts
-from tokenwire.engine.remote.dialects.reading import decode_answer
 from tokenwire.engine.remote.dialects.refusals import refuse_others
 from tokenwire.engine.remote.errors import ErrorInfo, from_body, from_info
-from tokenwire.engine.remote.events import SseSplitter
 from tokenwire.engine.remote.http import HttpClient
 from tokenwire.engine.score_rows import Cell, rows
 from tokenwire.errors import GenerationError, TokenwireError, UnsupportedFeatureError
 from tokenwire.wire.codec import encode
-from tokenwire.wire.sampling import SamplingParams, StructuredOutputs
+from tokenwire.wire.sampling import StructuredOutputs
 
 CAPABILITIES = Capabilities(structured_outputs=frozenset({"json", "json_object", "grammar"}))
 _KNOWN = frozenset(
@@ -32,6 +38,28 @@ _KNOWN = frozenset(
     }
 )
 _FINISH = {"eos": "stop", "word": "stop", "limit": "length"}
+PART_SIZES = (1, 2, 4)
+"""Tokens of the first parts; the first one comes as soon as it can."""
+PART_SIZE = 8
+"""Tokens of every later part."""
+
+
+@dataclass(slots=True, frozen=True)
+class _Part(EngineRequest):
+    """Some tokens of a request. The prompt has those of the parts before; `max_tokens` is what is left."""
+
+    number: int = 0
+    n_predict: int = 0
+
+    @property
+    def is_last(self) -> bool:
+        return self.n_predict == self.sampling.max_tokens
+
+    @property
+    def seed(self) -> int:
+        """-1: at random. Parts of a seed must not draw the same numbers, nor those of the next seed's parts."""
+        seed = self.sampling.seed
+        return -1 if seed is None else (seed + self.number * 0x9E3779B1) % 2**32
 
 
 class LlamaCpp(Dialect):
@@ -55,7 +83,23 @@ class LlamaCpp(Dialect):
             extra={"worker": "llama.cpp"},
         )
 
+    def first_part(self, request: EngineRequest) -> EngineRequest:
+        return _part(request, 0)
+
+    def next_part(self, part: EngineRequest, outputs: Sequence[EngineOutput]) -> EngineRequest | None:
+        assert isinstance(part, _Part)
+        if any(output.finish_reason is not None for output in outputs):
+            return None
+        token_ids = [token_id for output in outputs for token_id in output.token_ids]
+        left = _left(part) - len(token_ids)
+        if not token_ids or left < 1:
+            raise GenerationError("llama.cpp answered without tokens and without an end")
+        sampling = msgspec.structs.replace(part.sampling, max_tokens=left)
+        prompt = [*part.prompt_token_ids, *token_ids]
+        return _part(dataclasses.replace(part, prompt_token_ids=prompt, sampling=sampling), part.number + 1)
+
     def call(self, request: EngineRequest, call_id: str, facts: WorkerFacts) -> Call:
+        assert isinstance(request, _Part)
         p = request.sampling
         refuse_others(p, _KNOWN, "a llama.cpp worker")
         if p.logprobs == -1:
@@ -64,8 +108,8 @@ class LlamaCpp(Dialect):
             )
         body: dict[str, Any] = {
             "prompt": request.prompt_token_ids,
-            "n_predict": p.max_tokens,
-            "stream": request.stream,
+            "n_predict": request.n_predict,
+            "stream": False,
             "return_tokens": True,
             "cache_prompt": True,
             "temperature": p.temperature,
@@ -73,12 +117,13 @@ class LlamaCpp(Dialect):
             "top_p": p.top_p,
             "min_p": p.min_p,
             "samplers": ["penalties", "top_k", "top_p", "min_p", "temperature"],
-            "repeat_last_n": -1,
+            # Newer servers know no -1 for "all of the context".
+            "repeat_last_n": len(request.prompt_token_ids) + _left(request),
             "repeat_penalty": p.repetition_penalty,
             "presence_penalty": p.presence_penalty,
             "frequency_penalty": p.frequency_penalty,
             "ignore_eos": p.ignore_eos,
-            "seed": -1 if p.seed is None else p.seed % 2**32,
+            "seed": request.seed,
         }
         if p.logprobs is not None:
             body["n_probs"] = max(p.logprobs, 1)
@@ -88,14 +133,29 @@ class LlamaCpp(Dialect):
             body |= _structured(p.structured_outputs)
         return Call(path="/completion", body=encode(body), headers={"content-type": JSON})
 
-    def must_stream(self, request: EngineRequest) -> bool:
-        return bool(request.sampling.stop_token_ids)
-
     def reader(self, request: EngineRequest, content_type: str) -> Reader:
+        assert isinstance(request, _Part)
         return LlamaCppReader(request)
 
     def error(self, status: int, body: bytes) -> TokenwireError:
         return from_body(status, body)
+
+
+def _part(request: EngineRequest, number: int) -> _Part:
+    """Part `number` of what is left of a request. Its size depends on nothing else, so a seed gives the same tokens every
+    time. A grammar would begin anew with every part, so that is one part."""
+    p = request.sampling
+    left = _left(request)
+    size = (*PART_SIZES, PART_SIZE)[min(number, len(PART_SIZES))]
+    n_predict = min(left, size) if p.structured_outputs is None else left
+    fields = {f.name: getattr(request, f.name) for f in dataclasses.fields(EngineRequest)}
+    return _Part(**{**fields, "stream": False}, number=number, n_predict=n_predict)
+
+
+def _left(request: EngineRequest) -> int:
+    left = request.sampling.max_tokens
+    assert isinstance(left, int)
+    return left
 
 
 def _structured(s: StructuredOutputs) -> dict[str, Any]:
@@ -123,8 +183,10 @@ class _Timings(msgspec.Struct):
 
 class _Answer(msgspec.Struct):
     tokens: list[int] = []
-    stop: bool = False
+    tokens_evaluated: int | None = None
+    tokens_predicted: int | None = None
     stop_type: str = "none"
+    truncated: bool = False
     completion_probabilities: list[_Scored] = []
     timings: _Timings | None = None
     error: ErrorInfo | None = None
@@ -157,59 +219,70 @@ _PROPS = msgspec.json.Decoder(_Props)
 _MODELS = msgspec.json.Decoder(_Models)
 
 
-_decode = partial(decode_answer, server="llama.cpp")
+def _decode(decoder: Any, body: bytes) -> Any:
+    try:
+        return decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        raise GenerationError(f"the worker's answer is not what llama.cpp sends: {exc}") from exc
 
 
 class LlamaCppReader:
-    """Implements `Reader` for one sequence. A stop id ends it, whatever the worker goes on to say."""
+    """Implements `Reader` for one sequence of one part. A stop id ends it, whatever the worker goes on to say."""
 
-    def __init__(self, request: EngineRequest) -> None:
-        self._sampling: SamplingParams = request.sampling
-        self._stop_ids = frozenset(request.sampling.stop_token_ids or ())
-        self._splitter = SseSplitter()
-        self._first = True
-        self._finished = False
-        self.has_enough = False
+    has_enough = False
+
+    def __init__(self, part: _Part) -> None:
+        self._part = part
+        self._stop_ids = frozenset(part.sampling.stop_token_ids or ())
 
     def whole(self, body: bytes) -> list[EngineOutput]:
-        return self._outputs(_decode(_ANSWER, body))
-
-    def piece(self, data: bytes) -> Iterator[EngineOutput]:
-        for payload in self._splitter.feed(data):
-            if payload != b"[DONE]":
-                yield from self._outputs(_decode(_ANSWER, payload))
-
-    def end(self) -> list[EngineOutput]:
-        if not self._finished:
-            raise GenerationError("the worker's stream ended before its last event")
-        return []
-
-    def _outputs(self, answer: _Answer) -> list[EngineOutput]:
+        answer = _decode(_ANSWER, body)
         if answer.error is not None:
             raise from_info(answer.error)
-        if self._finished:
-            return []
+        self._check(answer)
         token_ids, stop_id = self._until_stop(answer.tokens)
         output = EngineOutput(0, token_ids)
-        if self._sampling.logprobs is not None:
-            k = self._sampling.logprobs
-            output.logprobs = rows([_cells(s, k) for s in answer.completion_probabilities[: len(token_ids)]])
-        if self._first and token_ids:
+        if self._part.sampling.logprobs is not None and token_ids:
+            cells = _aligned(answer.tokens, answer.completion_probabilities, self._part.sampling.logprobs)
+            output.logprobs = rows(cells[: len(token_ids)])
+        if self._part.number == 0:
             output.prompt = PromptOutput(num_cached_tokens=answer.timings.cache_n if answer.timings else None)
-            self._first = False
         if stop_id is not None:
             output.finish_reason, output.stop_reason = "stop", stop_id
-            self.has_enough = True
-        elif answer.stop:
+        elif answer.stop_type != "limit" or answer.truncated or self._part.is_last:
             output.finish_reason = _FINISH.get(answer.stop_type, "stop")  # type: ignore[assignment]
-        self._finished = output.finish_reason is not None
-        return [output] if token_ids or self._finished else []
+        return [output]
+
+    def piece(self, data: bytes) -> Iterator[EngineOutput]:
+        raise GenerationError("llama.cpp streams although it was not asked to")
+
+    def end(self) -> list[EngineOutput]:
+        return []
+
+    def _check(self, answer: _Answer) -> None:
+        """The ids are exactly those that were sent and sampled, or it is an error."""
+        sent, sampled = len(self._part.prompt_token_ids), len(answer.tokens)
+        if answer.tokens_evaluated not in (None, sent):
+            raise GenerationError(f"llama.cpp read {answer.tokens_evaluated} prompt tokens where {sent} were sent")
+        if answer.tokens_predicted not in (None, sampled):
+            raise GenerationError(f"llama.cpp sampled {answer.tokens_predicted} tokens and tells {sampled}")
 
     def _until_stop(self, tokens: list[int]) -> tuple[list[int], int | None]:
         for at, token_id in enumerate(tokens):
             if token_id in self._stop_ids:
                 return tokens[: at + 1], token_id
         return tokens, None
+
+
+def _aligned(tokens: list[int], scored: list[_Scored], k: int) -> list[list[Cell]]:
+    """One row a token. Scores stand with the last token of each character, so they are dealt out from the end."""
+    left = list(scored)
+    cells: list[list[Cell]] = []
+    for token_id in reversed(tokens):
+        known = bool(left) and left[-1].id == token_id
+        cells.append(_cells(left.pop(), k) if known else [(token_id, math.nan, 0)])
+    cells.reverse()
+    return cells
 
 
 def _cells(scored: _Scored, k: int) -> list[Cell]:
