@@ -30,16 +30,24 @@ def scored(token_id: int, *top: tuple[int, float]) -> dict[str, Any]:
 
 
 def llama(
-    tokens: Sequence[int] = (), /, *, eos: bool = False, inside: Sequence[int] = (), status: int = 200, **fields: Any
+    tokens: Sequence[int] = (),
+    /,
+    *,
+    ends: Sequence[int] = (),
+    inside: Sequence[int] = (),
+    status: int = 200,
+    **fields: Any,
 ) -> RawServer:
-    """Answers a prompt of three ids with `tokens`, as many as are asked for; then EOS, or more of them. Ids in
-    `inside` end inside a character. `fields` stand in every answer; with a status, they are it."""
+    """Answers a prompt of three ids with `tokens`, as many as are asked for, up to an id of `ends`. Ids in `inside` end
+    inside a character. `fields` stand in every answer; with a status, they are it."""
 
     def completion(body: bytes) -> bytes:
         asked = msgspec.json.decode(body)
         done = len(asked["prompt"]) - 3
         said = list(tokens[done : done + asked["n_predict"]])
-        ended = eos and done + len(said) == len(tokens)
+        first_end = next((at for at, token_id in enumerate(said) if token_id in ends), None)
+        ended = first_end is not None
+        said = said if first_end is None else said[: first_end + 1]
         answer = {
             "tokens": said,
             "stop": True,
@@ -107,10 +115,36 @@ async def test_parts_continue_each_other() -> None:
 
 
 async def test_an_end_within_the_parts_ends_them() -> None:
-    server = llama([7, 8, 9], eos=True)
+    server = llama([7, 8, 9, 10], ends=[9])
     outputs = await answers(server, max_tokens=20)
-    assert (ids_of(outputs), outputs[-1].finish_reason) == ([7, 8, 9], "stop")
+    assert (ids_of(outputs), outputs[-1].finish_reason, outputs[-1].stop_reason) == ([7, 8, 9], "stop", None)
     assert len(asked_of(server)) == 2
+
+
+async def test_eos_that_is_a_stop_id_too_ends_as_eos() -> None:
+    outputs = await answers(llama([7, 8, 9], ends=[9]), max_tokens=20, stop_token_ids=[9])
+    assert (ids_of(outputs), outputs[-1].stop_reason) == ([7, 8, 9], None)
+    outputs = await answers(llama([7, 8, 9], ends=[9]), max_tokens=20, stop_token_ids=[9], ignore_eos=True)
+    assert (ids_of(outputs), outputs[-1].stop_reason) == ([7, 8, 9], 9)
+
+
+async def test_eos_that_is_ignored_is_continued() -> None:
+    server = llama([7, 8, 9, 10, 9, 12, 13, 14], ends=[9])
+    outputs = await answers(server, max_tokens=8, ignore_eos=True)
+    assert (ids_of(outputs), outputs[-1].finish_reason) == ([7, 8, 9, 10, 9, 12, 13, 14], "length")
+    assert all("ignore_eos" not in body for body in asked_of(server))
+
+
+async def test_presence_and_frequency_count_output_tokens_only() -> None:
+    server = llama(range(7, 60))
+    await answers(server, max_tokens=4, presence_penalty=0.5)
+    assert [(body["n_predict"], body["repeat_last_n"]) for body in asked_of(server)] == [(1, 0), (1, 1), (1, 2), (1, 3)]
+    server = llama(range(7, 60))
+    await answers(server, max_tokens=3, repetition_penalty=1.5)
+    assert [(body["n_predict"], body["repeat_last_n"]) for body in asked_of(server)] == [(1, 4), (2, 6)]
+    async with llama([7]).run() as url, remote(url, dialect="llamacpp") as engine:
+        _, failure = await until_error(engine, request(presence_penalty=0.5, repetition_penalty=1.5))
+    assert isinstance(failure, UnsupportedFeatureError)
 
 
 async def test_tokens_that_end_inside_a_character_have_no_score() -> None:
