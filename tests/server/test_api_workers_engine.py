@@ -145,6 +145,7 @@ def test_a_stop_signal_drains_and_leaves_nothing(server):
     wait_for(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in everything), 10)
 
 
+@pytest.mark.slow
 def test_nothing_outlives_a_killed_starter(model):
     with serve(model) as process:
         process.wait_ready()
