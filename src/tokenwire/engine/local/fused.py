@@ -1,142 +1,184 @@
-"""The fused CPU path for Llama-like models in float32: same weights, same cache, fewer and larger operations.
+"""The fused CPU path for Llama-like models in float32: same weights, same cache, all layers in one compiled call.
 
 Chosen by what the model is made of, never by its name alone: every layer must be RMS norm, rotary q/k, gated SiLU.
-Linear layers have packed weights; what stands between them is a few compiled kernels.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from torch.nn import functional
 from transformers import PreTrainedModel
 
-from tokenwire.engine.local.attention import AttentionCall, PagedAttention, chunk_attention
+from tokenwire.engine.local import layers as table
+from tokenwire.engine.local.attention import AttentionCall, PagedAttention
 from tokenwire.engine.local.batch import StepBatch
-from tokenwire.engine.local.kernels import add_norm, paged_decode, rope_store
-from tokenwire.engine.local.linear import Floats, Linear
+from tokenwire.engine.local.gemm import MULTIPLY
+from tokenwire.engine.local.kernels import Floats, num_threads
+from tokenwire.engine.local.layers import COLUMNS, NUM_STAGES, Positions, Shape, Work, run_layers
+from tokenwire.engine.local.linear import Linear
+from tokenwire.engine.local.packing import Arena
+from tokenwire.engine.local.prompt_kernel import QUERIES
+from tokenwire.engine.local.rotary import Rotary
+from tokenwire.engine.local.tiles import CODES, PANEL, RECORD
 
 ARCHITECTURES = frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"})
 """Classes whose decoder layer is norm, attention, add, norm, gated MLP, add, with nothing else in between."""
-_NO_NORM = np.empty(0, dtype=np.float32)
-
-
-@dataclass(slots=True, frozen=True)
-class _Layer:
-    index: int
-    input_norm: Floats
-    qkv: Linear
-    q_norm: Floats
-    k_norm: Floats
-    output: Linear
-    mlp_norm: Floats
-    gate_up: Linear
-    down: Linear
-    call: AttentionCall
+_HEAD_STAGES = 2
+"""The last norm and the head are the first two stages of a layer: norm and product."""
+_SPARE_ROWS = 16
 
 
 class FusedModel:
     """Runs a batch like the model it was made from. Build it with `fuse`."""
 
-    def __init__(self, model: PreTrainedModel, attention: PagedAttention) -> None:
+    def __init__(self, model: PreTrainedModel, attention: PagedAttention, *, quantize: bool) -> None:
         base: Any = model.model
-        self._attention = attention
-        self._embedding: torch.Tensor = base.embed_tokens.weight.data
-        self._rotary = base.rotary_emb
-        self._final_norm: Floats = base.norm.weight.data.numpy()
-        self._head = Linear([model.lm_head], keep=model.lm_head.weight is base.embed_tokens.weight)
-        self._eps = float(base.norm.variance_epsilon)
-        self._num_heads: int = model.config.num_attention_heads
-        self._layers = [_layer(i, layer, attention.calls[i]) for i, layer in enumerate(base.layers)]
-
-    def logits(self, batch: StepBatch) -> torch.Tensor:
-        """[R, vocab] of the rows the batch names; writes K/V."""
-        x: Floats = self._embedding[batch.token_ids].numpy()
-        cos, sin = self._rotary(self._embedding[:1], batch.positions.unsqueeze(0))
-        cos_np, sin_np = cos[0].contiguous().numpy(), sin[0].contiguous().numpy()
-        delta = np.zeros_like(x)
-        normed = np.empty_like(x)
-        for layer in self._layers:
-            add_norm(x, delta, layer.input_norm, self._eps, normed)
-            delta = layer.output(self._attend(layer, layer.qkv(normed), cos_np, sin_np, batch))
-            add_norm(x, delta, layer.mlp_norm, self._eps, normed)
-            delta = layer.down(_gated(layer.gate_up(normed)))
-        rows = batch.logit_rows.numpy()
-        x, delta = x[rows], delta[rows]
-        normed = np.empty_like(x)
-        if len(rows):
-            add_norm(x, delta, self._final_norm, self._eps, normed)
-        return torch.from_numpy(self._head(normed)) if len(rows) else torch.empty((0, len(self._embedding)))
-
-    def _attend(self, layer: _Layer, qkv: Floats, cos: Floats, sin: Floats, batch: StepBatch) -> Floats:
-        cache = self._attention.cache
+        cache = attention.cache
         assert cache is not None
-        keys, values = cache.keys[layer.index], cache.values[layer.index]
-        keys_np, values_np = keys.numpy(), values.numpy()
-        slots = batch.slots.numpy()
-        heads = self._num_heads
-        rope_store(qkv, cos, sin, layer.q_norm, layer.k_norm, self._eps, heads, slots, keys_np, values_np)
-        width = keys.shape[2]
-        out = np.empty((len(qkv), heads * width), dtype=np.float32)
-        call = layer.call
-        if batch.num_decodes:
-            paged_decode(
-                qkv[: batch.num_decodes],
-                keys_np,
-                values_np,
-                batch.decode_tables.numpy(),
-                batch.decode_lens.numpy(),
-                cache.block_size,
-                heads,
-                call.scaling,
-                call.window,
-                call.softcap,
-                out,
-            )
-        if batch.prefills:
-            flat = torch.from_numpy(qkv).view(len(qkv), -1, width)
-            result = torch.from_numpy(out).view(len(qkv), heads, width)
-            for prefill in batch.prefills:
-                rows = slice(prefill.start, prefill.stop)
-                result[rows] = chunk_attention(
-                    flat[rows, :heads], keys[prefill.slots], values[prefill.slots], prefill.context, call
-                )
-        return out
+        arena = Arena()
+        self._embedding: torch.Tensor = base.embed_tokens.weight.data
+        self._rotary = Rotary(base.rotary_emb, self._embedding[:1])
+        self._kept: list[object] = [cache]
+        """What the addresses in the table point to."""
+        self._table = np.zeros((len(base.layers), COLUMNS), dtype=np.int64)
+        for index, layer in enumerate(base.layers):
+            self._enter(index, layer, attention, arena, quantize=quantize)
+        self._head = np.zeros((1, COLUMNS), dtype=np.int64)
+        tied = model.lm_head.weight is base.embed_tokens.weight
+        self._vocab_size: int = model.lm_head.out_features
+        self._head[0, table.INPUT_NORM] = self._address(base.norm.weight.data)
+        self._put(self._head[0], table.QKV, Linear.of([model.lm_head], arena, quantize=quantize, keep=tied))
+        shape, call = attention.shapes[0], attention.calls[0]
+        self._shape = Shape(
+            multiply=MULTIPLY,
+            num_heads=model.config.num_attention_heads,
+            num_kv_heads=shape.num_kv_heads,
+            head_dim=shape.key_dim,
+            hidden=self._embedding.shape[1],
+            num_slots=cache.num_blocks * cache.block_size,
+            block_size=cache.block_size,
+            eps=float(base.norm.variance_epsilon),
+            scaling=float(call.scaling),
+            softcap=float(call.softcap or 0.0),
+        )
+        self._work = self._make_work(0)
+        self._logits: Floats = np.empty((0, 0), dtype=np.float32)
+
+    @property
+    def codes(self) -> list[str]:
+        """How the weights are held, most bytes first."""
+        columns = [table.QKV, table.OUTPUT, table.GATE_UP, table.DOWN]
+        numbers = {*self._table[:, columns].ravel().tolist(), int(self._head[0, table.QKV])}
+        return [CODES[number] for number in sorted(numbers)]
+
+    @torch.inference_mode()
+    def logits(self, batch: StepBatch) -> torch.Tensor:
+        """[R, vocab] of the rows the batch names, good until the next call; writes K/V."""
+        rows = len(batch.token_ids)
+        if rows > len(self._work.x):
+            self._work = self._make_work(rows)
+        work = self._work
+        np.take(self._embedding.numpy(), batch.token_ids.numpy(), axis=0, out=work.x[:rows])
+        work.delta[:rows] = 0.0
+        positions = self._positions(batch)
+        run_layers(num_threads(), NUM_STAGES, rows, self._table, self._shape, work, positions)
+        return self._scores(batch.logit_rows.numpy(), positions)
+
+    def _scores(self, rows: Any, positions: Positions) -> torch.Tensor:
+        """The last norm and the head, for some rows."""
+        count = len(rows)
+        if not count:
+            return torch.empty((0, self._vocab_size))
+        if count > len(self._logits):
+            columns = int(self._head[0, table.QKV + table.PANELS]) * PANEL
+            self._logits = np.empty((count, columns), dtype=np.float32)
+        work = self._work
+        chosen = work._replace(x=work.x[rows], delta=work.delta[rows], qkv=self._logits)
+        run_layers(num_threads(), _HEAD_STAGES, count, self._head, self._shape, chosen, positions)
+        return torch.from_numpy(self._logits[:count, : self._vocab_size])
+
+    def _positions(self, batch: StepBatch) -> Positions:
+        cos, sin = self._rotary.of(batch.positions)
+        prefills = [(p.start, p.stop - p.start, p.context, p.slots.data_ptr()) for p in batch.prefills]
+        tasks = [(i, first) for i, prefill in enumerate(prefills) for first in range(0, prefill[1], QUERIES)]
+        return Positions(
+            cos=cos,
+            sin=sin,
+            slots=batch.slots.numpy(),
+            tables=np.ascontiguousarray(batch.decode_tables.numpy()),
+            lens=batch.decode_lens.numpy(),
+            prefills=np.array(prefills, dtype=np.int64).reshape(-1, 4),
+            # The last blocks of a prompt see most keys; begun first, they keep no thread waiting in the end.
+            prefill_tasks=np.array(tasks[::-1], dtype=np.int64).reshape(-1, 2),
+        )
+
+    def _make_work(self, rows: int) -> Work:
+        """Memory for `rows` rows and a few more."""
+        capacity = rows + _SPARE_ROWS
+
+        def floats(linear: int, column: int, unit: int) -> Floats:
+            width = int(self._table[:, linear + column].max()) * unit
+            return np.zeros((capacity, width), dtype=np.float32)
+
+        def records(*linears: int) -> Any:
+            blocks = max(int(self._table[:, linear + table.BLOCKS].max()) for linear in linears)
+            return np.zeros((capacity, blocks * RECORD), dtype=np.uint8)
+
+        return Work(
+            x=np.zeros((capacity, self._shape.hidden), dtype=np.float32),
+            delta=floats(table.DOWN, table.PANELS, PANEL),
+            normed=floats(table.QKV, table.BLOCKS, PANEL),
+            qkv=floats(table.QKV, table.PANELS, PANEL),
+            attended=floats(table.OUTPUT, table.BLOCKS, PANEL),
+            active=floats(table.DOWN, table.BLOCKS, PANEL),
+            records=records(table.QKV, table.OUTPUT, table.GATE_UP),
+            active_records=records(table.DOWN),
+            counters=np.zeros(len(self._table) * NUM_STAGES, dtype=np.int64),
+        )
+
+    # --- the table ------------------------------------------------------------------------------------------------
+
+    def _enter(self, index: int, module: Any, attention: PagedAttention, arena: Arena, *, quantize: bool) -> None:
+        """Fill a layer's row."""
+        line, own, mlp, cache = self._table[index], module.self_attn, module.mlp, attention.cache
+        assert cache is not None
+        line[table.INPUT_NORM] = self._address(module.input_layernorm.weight.data)
+        line[table.MLP_NORM] = self._address(module.post_attention_layernorm.weight.data)
+        if hasattr(own, "q_norm"):
+            line[table.Q_NORM] = self._address(own.q_norm.weight.data)
+            line[table.K_NORM] = self._address(own.k_norm.weight.data)
+        line[table.KEYS], line[table.VALUES] = cache.keys[index].data_ptr(), cache.values[index].data_ptr()
+        line[table.WINDOW] = attention.calls[index].window or 0
+        self._put(line, table.QKV, Linear.of([own.q_proj, own.k_proj, own.v_proj], arena, quantize=quantize))
+        self._put(line, table.OUTPUT, Linear.of([own.o_proj], arena, quantize=quantize))
+        self._put(line, table.GATE_UP, Linear.of_pair(mlp.gate_proj, mlp.up_proj, arena, quantize=quantize))
+        self._put(line, table.DOWN, Linear.of([mlp.down_proj], arena, quantize=quantize))
+
+    def _address(self, vector: torch.Tensor) -> int:
+        kept = vector.contiguous()
+        self._kept.append(kept)
+        return kept.data_ptr()
+
+    def _put(self, line: Any, column: int, linear: Linear) -> None:
+        self._kept.append(linear)
+        line[column : column + 5] = linear.row()
 
 
-def fuse(model: PreTrainedModel, attention: PagedAttention) -> FusedModel | None:
-    """The fused twin of `model`, or None if it is not of the kind. `attention.calls` must be known."""
+def fuse(model: PreTrainedModel, attention: PagedAttention, *, quantize: bool = False) -> FusedModel | None:
+    """The fused twin of `model`, or None if it is not of the kind. `attention` has its cache and knows its calls."""
     if type(model).__name__ not in ARCHITECTURES or model.dtype != torch.float32 or model.device.type != "cpu":
         return None
     if getattr(model.config, "hidden_act", None) != "silu":
         return None
-    shapes = {(s.key_dim, s.value_dim) for s in attention.shapes.values()}
-    if len(shapes) != 1 or any(key != value for key, value in shapes):
+    shapes = {(s.num_kv_heads, s.key_dim, s.value_dim) for s in attention.shapes.values()}
+    if len(shapes) != 1 or any(key != value for _, key, value in shapes):
         return None
-    return FusedModel(model, attention)
+    if len({_without_window(call) for call in attention.calls.values()}) != 1:
+        return None
+    return FusedModel(model, attention, quantize=quantize)
 
 
-def _layer(index: int, module: Any, call: AttentionCall) -> _Layer:
-    attention, mlp = module.self_attn, module.mlp
-    return _Layer(
-        index=index,
-        input_norm=module.input_layernorm.weight.data.numpy(),
-        qkv=Linear([attention.q_proj, attention.k_proj, attention.v_proj]),
-        q_norm=attention.q_norm.weight.data.numpy() if hasattr(attention, "q_norm") else _NO_NORM,
-        k_norm=attention.k_norm.weight.data.numpy() if hasattr(attention, "k_norm") else _NO_NORM,
-        output=Linear([attention.o_proj]),
-        mlp_norm=module.post_attention_layernorm.weight.data.numpy(),
-        gate_up=Linear([mlp.gate_proj, mlp.up_proj]),
-        down=Linear([mlp.down_proj]),
-        call=call,
-    )
-
-
-def _gated(gate_up: Floats) -> Floats:
-    """silu(gate) * up: [rows, 2 * width] -> [rows, width]."""
-    gate, up = torch.from_numpy(gate_up).chunk(2, dim=1)
-    out: Floats = functional.silu(gate).mul_(up).numpy()
-    return out
+def _without_window(call: AttentionCall) -> tuple[float, float | None]:
+    return call.scaling, call.softcap

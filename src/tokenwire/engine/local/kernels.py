@@ -12,16 +12,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import numba
 import numpy as np
-from numba import njit, prange
+from numba import carray, njit, prange
 from numpy.typing import NDArray
+
+from tokenwire.engine.local.vectors import VECTOR, bits_of, exponentials, floats_at, largest, mix_values, score_keys
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int32]
-Kernel = Callable[..., None]
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 SHARED_OPENMP = "TOKENWIRE_SHARED_OPENMP"
 """Set in a process whose dynamic linker gives numba PyTorch's OpenMP."""
@@ -41,11 +43,15 @@ def set_num_threads(count: int) -> None:
         numba.set_num_threads(_num_threads)
 
 
-def _compiled(*, parallel: bool = False) -> Callable[[Kernel], Kernel]:
-    """Decorator. Sums may be reordered into vectors; NaN and infinity keep their meaning."""
-    compiler: Callable[[Kernel], Kernel] = njit(
-        parallel=parallel, fastmath={"contract", "reassoc", "arcp", "nsz"}, nogil=True, cache=True
-    )
+def num_threads() -> int:
+    """What `set_num_threads` has set."""
+    return _num_threads
+
+
+def compiled(*, parallel: bool = False, strict: bool = False) -> Callable[[Function], Function]:
+    """Decorator. Sums may be reordered into vectors; NaN and infinity keep their meaning. `strict`: no reordering."""
+    loose = False if strict else {"contract", "reassoc", "arcp", "nsz"}
+    compiler: Callable[[Function], Function] = njit(parallel=parallel, fastmath=loose, nogil=True, cache=True)
     return compiler
 
 
@@ -54,117 +60,43 @@ def _pieces(work: int) -> int:
     return _num_threads * PIECES_PER_THREAD if _num_threads > 1 and work >= WORTH_THREADS else 1
 
 
-# --- rows -------------------------------------------------------------------------------------------------------
-
-
-@_compiled()
-def _add_norm(start: int, stop: int, x: Floats, delta: Floats, weight: Floats, eps: float, out: Floats) -> None:
-    width = x.shape[1]
-    for r in range(start, stop):
-        total = np.float32(0.0)
-        for i in range(width):
-            value = x[r, i] + delta[r, i]
-            x[r, i] = value
-            total += value * value
-        scale = np.float32(1.0 / np.sqrt(total / width + eps))
-        for i in range(width):
-            out[r, i] = x[r, i] * scale * weight[i]
-
-
-@_compiled(parallel=True)
-def _add_norm_split(pieces: int, x: Floats, delta: Floats, weight: Floats, eps: float, out: Floats) -> None:
-    rows = x.shape[0]
-    for p in prange(pieces):
-        _add_norm(p * rows // pieces, (p + 1) * rows // pieces, x, delta, weight, eps, out)
-
-
-def add_norm(x: Floats, delta: Floats, weight: Floats, eps: float, out: Floats) -> None:
-    """x += delta, then out = RMS norm of x. All [rows, width]."""
-    pieces = _pieces(4 * x.size)
-    if pieces == 1:
-        _add_norm(0, len(x), x, delta, weight, eps, out)
-    else:
-        _add_norm_split(pieces, x, delta, weight, eps, out)
-
-
-@_compiled()
-def _rope_store(
-    start: int,
-    stop: int,
-    qkv: Floats,
-    cos: Floats,
-    sin: Floats,
-    q_norm: Floats,
-    k_norm: Floats,
-    eps: float,
-    num_heads: int,
-    slots: NDArray[np.int64],
-    keys: Floats,
-    values: Floats,
-) -> None:
-    num_kv_heads, width = keys.shape[1], keys.shape[2]
-    half = width // 2
-    for r in range(start, stop):
-        slot = slots[r]
-        for h in range(num_heads + num_kv_heads):
-            at = h * width
-            norm = q_norm if h < num_heads else k_norm
-            if norm.shape[0] > 0:
-                total = np.float32(0.0)
-                for i in range(width):
-                    total += qkv[r, at + i] * qkv[r, at + i]
-                scale = np.float32(1.0 / np.sqrt(total / width + eps))
-                for i in range(width):
-                    qkv[r, at + i] = qkv[r, at + i] * scale * norm[i]
-            for i in range(half):
-                low, high = qkv[r, at + i], qkv[r, at + half + i]
-                qkv[r, at + i] = low * cos[r, i] - high * sin[r, i]
-                qkv[r, at + half + i] = high * cos[r, half + i] + low * sin[r, half + i]
-        k_at = num_heads * width
-        v_at = k_at + num_kv_heads * width
-        for h in range(num_kv_heads):
-            for i in range(width):
-                keys[slot, h, i] = qkv[r, k_at + h * width + i]
-                values[slot, h, i] = qkv[r, v_at + h * width + i]
-
-
-@_compiled(parallel=True)
-def _rope_store_split(
-    pieces: int,
-    qkv: Floats,
-    cos: Floats,
-    sin: Floats,
-    q_norm: Floats,
-    k_norm: Floats,
-    eps: float,
-    num_heads: int,
-    slots: NDArray[np.int64],
-    keys: Floats,
-    values: Floats,
-) -> None:
-    rows = qkv.shape[0]
-    for p in prange(pieces):
-        start, stop = p * rows // pieces, (p + 1) * rows // pieces
-        _rope_store(start, stop, qkv, cos, sin, q_norm, k_norm, eps, num_heads, slots, keys, values)
-
-
-def rope_store(qkv: Floats, *rest: Any) -> None:
-    """Rotate q and k heads of qkv [rows, (q + 2 kv heads) * width] in place, write k and v into the cache.
-
-    `q_norm` and `k_norm` [width] are applied per head before the rotation; empty: no norm. Rows have distinct slots.
-    """
-    pieces = _pieces(4 * qkv.size)
-    if pieces == 1:
-        _rope_store(0, len(qkv), qkv, *rest)
-    else:
-        _rope_store_split(pieces, qkv, *rest)
-
-
 # --- attention of one new token per sequence --------------------------------------------------------------------
 
 
-@_compiled()
-def _decode_one(
+@compiled()
+def _score_block(
+    query: Floats, keys: Floats, first: int, count: int, kv_head: int, scale: np.float32, out_at: int
+) -> None:  # fmt: skip
+    """out[j] = query . key * scale, for the slots first..first + count."""
+    width = query.shape[0]
+    if width % VECTOR == 0:
+        at = keys.ctypes.data + first * keys.strides[0] + kv_head * keys.strides[1]
+        score_keys(query.ctypes.data, at, keys.strides[0], count, width // VECTOR, bits_of(scale), out_at)
+        return
+    out = carray(floats_at(out_at), count)
+    for j in range(count):
+        dot = np.float32(0.0)
+        for i in range(width):
+            dot += query[i] * keys[first + j, kv_head, i]
+        out[j] = dot * scale
+
+
+@compiled()
+def _mix_block(weights_at: int, values: Floats, first: int, count: int, kv_head: int, out: Floats) -> None:
+    """out += sum of weights[j] * value, for the slots first..first + count."""
+    width = out.shape[0]
+    if width % VECTOR == 0:
+        at = values.ctypes.data + first * values.strides[0] + kv_head * values.strides[1]
+        mix_values(weights_at, at, values.strides[0], count, width // VECTOR, out.ctypes.data)
+        return
+    weights = carray(floats_at(weights_at), count)
+    for j in range(count):
+        for i in range(width):
+            out[i] += weights[j] * values[first + j, kv_head, i]
+
+
+@compiled()
+def decode_one(
     row: int,
     kv_head: int,
     query: Floats,
@@ -180,7 +112,10 @@ def _decode_one(
     scores: Floats,
     out: Floats,
 ) -> None:
-    """The query heads of one row that share a K/V head, block by block: a block serves the whole group."""
+    """The query heads of one row that share a K/V head, block by block: a block serves the whole group.
+
+    `scores` [group, context and more, whole vectors] is memory to work in.
+    """
     width, value_width = keys.shape[2], values.shape[2]
     group = num_heads // keys.shape[1]
     stop = lens[row]
@@ -188,47 +123,33 @@ def _decode_one(
     count = stop - start
     first_block, last_block = start // block_size, (stop - 1) // block_size
     for block in range(first_block, last_block + 1):
-        base = np.int64(tables[row, block]) * block_size - block * block_size
+        base = int(tables[row, block]) * block_size - block * block_size
         low, high = max(start, block * block_size), min(stop, (block + 1) * block_size)
         for g in range(group):
             at = (kv_head * group + g) * width
-            head = query[row, at : at + width]
-            line = scores[g]
-            for j in range(low, high):
-                key = keys[base + j, kv_head]
-                dot = np.float32(0.0)
-                for i in range(width):
-                    dot += head[i] * key[i]
-                line[j - start] = dot * np.float32(scale)
+            place = scores[g].ctypes.data + (low - start) * 4
+            _score_block(query[row, at : at + width], keys, base + low, high - low, kv_head, np.float32(scale), place)
+    vectors = -(-count // VECTOR)
     for g in range(group):
         line = scores[g]
         if softcap > 0.0:
             for j in range(count):
                 line[j] = np.float32(np.tanh(line[j] / softcap) * softcap)
-        highest = line[0]
-        for j in range(count):
-            highest = max(highest, line[j])
-        total = np.float32(0.0)
-        for j in range(count):
-            weight = np.exp(line[j] - highest)
-            line[j] = weight
-            total += weight
-        share = np.float32(1.0) / total
+        line[count : vectors * VECTOR] = -np.inf
+        peak = largest(line.ctypes.data, vectors)
+        share = np.float32(1.0) / exponentials(line.ctypes.data, vectors, peak)
         at = (kv_head * group + g) * value_width
         result = out[row, at : at + value_width]
-        for i in range(value_width):
-            result[i] = np.float32(0.0)
+        result[:] = np.float32(0.0)
         for block in range(first_block, last_block + 1):
-            base = np.int64(tables[row, block]) * block_size - block * block_size
+            base = int(tables[row, block]) * block_size - block * block_size
             low, high = max(start, block * block_size), min(stop, (block + 1) * block_size)
-            for j in range(low, high):
-                weight = line[j - start] * share
-                value = values[base + j, kv_head]
-                for i in range(value_width):
-                    result[i] += weight * value[i]
+            _mix_block(line.ctypes.data + (low - start) * 4, values, base + low, high - low, kv_head, result)
+        for i in range(value_width):
+            result[i] *= share
 
 
-@_compiled()
+@compiled()
 def _decode(
     first: int,
     last: int,
@@ -246,9 +167,9 @@ def _decode(
 ) -> None:
     """Tasks first..last (half open); task t is row t // K/V heads and K/V head t % K/V heads."""
     num_kv_heads = keys.shape[1]
-    scores = np.empty((num_heads // num_kv_heads, tables.shape[1] * block_size), dtype=np.float32)
+    scores = np.empty((num_heads // num_kv_heads, tables.shape[1] * block_size + VECTOR), dtype=np.float32)
     for task in range(first, last):
-        _decode_one(
+        decode_one(
             task // num_kv_heads,
             task % num_kv_heads,
             query,
@@ -266,7 +187,7 @@ def _decode(
         )
 
 
-@_compiled(parallel=True)
+@compiled(parallel=True)
 def _decode_split(
     pieces: int,
     query: Floats,

@@ -1,50 +1,69 @@
-"""Linear layers of the fused CPU path: weights in oneDNN's packed order, read once a step at memory speed.
-
-Measured on one 2-core AVX-512 machine, 135M parameters in float32: all layers for 1, 8, 16, 64 and 512 rows take 27,
-27, 33, 93 and 530 ms packed, against 50, 62, 74, 153 and 640 ms through torch's own linear.
-"""
+"""Linear layers of the fused CPU path: packed weights, and their row in the table of layers."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.nn import functional
 
-Floats = NDArray[np.float32]
-
-PACKED_FOR_ROWS = 16
-"""The row count that the packed order is chosen for; it serves every other count well, too."""
+from tokenwire.engine.local.kernels import Floats
+from tokenwire.engine.local.packing import Arena, Packed, pack
+from tokenwire.engine.local.tiles import PANEL
 
 
+@dataclass(slots=True, frozen=True)
 class Linear:
-    """One weight [columns, width], several modules' rows stacked. The modules give their own weights up."""
+    """One or more of a model's linear layers, one under another. Keeps what the addresses point to."""
 
-    def __init__(self, modules: list[torch.nn.Linear], *, keep: bool = False) -> None:
-        """`keep`: the modules' weights are used elsewhere (tied embeddings), so they stay."""
-        weights = [module.weight.data for module in modules]
-        weight = torch.cat(weights) if len(weights) > 1 else weights[0]
-        self._weight = _pack(weight)
-        biases = [m.bias.data if m.bias is not None else torch.zeros(m.out_features) for m in modules]
-        self._bias = torch.cat(biases) if any(m.bias is not None for m in modules) else None
+    packed: Packed
+    bias: Floats | None
+    """[panels * PANEL]"""
+
+    @staticmethod
+    def of(modules: list[torch.nn.Linear], arena: Arena, *, quantize: bool, keep: bool = False) -> Linear:
+        """The layers' columns one after another. They give up their weights, unless to `keep` (tied embeddings)."""
+        weight = torch.cat([m.weight.data for m in modules]) if len(modules) > 1 else modules[0].weight.data
+        linear = Linear(pack(weight, arena, quantize=quantize), _bias(torch.cat([_bias_of(m) for m in modules])))
         if not keep:
-            for module in modules:
-                module.weight.data = torch.empty(0)
+            _release(modules)
+        return linear
 
-    def __call__(self, x: Floats) -> Floats:
-        """[rows, width] -> [rows, columns]."""
-        rows = torch.from_numpy(x)
-        if self._weight.is_mkldnn:
-            out = torch.ops.mkldnn._linear_pointwise(rows, self._weight, self._bias, "none", [], "")
-        else:
-            out = functional.linear(rows, self._weight, self._bias)
-        result: Floats = out.numpy()
-        return result
+    @staticmethod
+    def of_pair(gate: torch.nn.Linear, up: torch.nn.Linear, arena: Arena, *, quantize: bool) -> Linear:
+        """Two layers of one shape whose panels alternate."""
+        weight, bias = _alternate(gate.weight.data, up.weight.data), _alternate(_bias_of(gate), _bias_of(up))
+        linear = Linear(pack(weight, arena, quantize=quantize), _bias(bias))
+        _release([gate, up])
+        return linear
+
+    def row(self) -> list[int]:
+        """Code, weight, panels, blocks, bias."""
+        packed = self.packed
+        bias = 0 if self.bias is None else self.bias.ctypes.data
+        return [packed.code, packed.data.ctypes.data, packed.panels, packed.blocks, bias]
 
 
-def _pack(weight: torch.Tensor) -> torch.Tensor:
-    """The weight in oneDNN's order, or as it is where torch was built without oneDNN."""
-    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
-        return weight
-    packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), PACKED_FOR_ROWS)
-    return packed
+def _bias_of(module: torch.nn.Linear) -> torch.Tensor:
+    return module.bias.data if module.bias is not None else torch.zeros(module.out_features)
+
+
+def _bias(values: torch.Tensor) -> Floats | None:
+    if not values.any():
+        return None
+    padded: NDArray[np.float32] = torch.nn.functional.pad(values, (0, -len(values) % PANEL)).numpy()
+    return padded
+
+
+def _alternate(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    """Rows (or numbers) of both, padded to panels: a panel of the first, one of the second, and so on."""
+    end = -len(first) % PANEL
+    padding = (0, 0, 0, end) if first.dim() == 2 else (0, end)
+    both = [torch.nn.functional.pad(t, padding).view(-1, PANEL, *t.shape[1:]) for t in (first, second)]
+    return torch.stack(both, 1).view(-1, *first.shape[1:])
+
+
+def _release(modules: list[torch.nn.Linear]) -> None:
+    for module in modules:
+        module.weight.data = torch.empty(0)

@@ -58,6 +58,8 @@ class LocalEngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     load_timeout_s: float = 600.0
     fused: bool = True
     """Use the fused path for architectures that have one; off: transformers' own modules only."""
+    quantization: Literal["none", "int8"] = "none"
+    """int8: linear layers with 8-bit weights in blocks of 32, a scale each; inputs too where the processor has VNNI."""
     trust_remote_code: bool = False
     kv_transfer_port: int | None = None
     """Where other engines pull KV blocks; 0: any free port; None: blocks are neither given nor pulled."""

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from tokenwire.engine.local.attention import PagedAttention, UnsupportedAttentionError
 from tokenwire.engine.local.batch import StepBatch, build_batch
-from tokenwire.engine.local.fused import fuse
+from tokenwire.engine.local.fused import ARCHITECTURES, FusedModel, fuse
 from tokenwire.engine.local.kernels import set_num_threads
 from tokenwire.engine.local.kv_cache import KVCache
 from tokenwire.engine.local.loader import choose_device, choose_num_blocks, load_model
@@ -47,8 +47,18 @@ class ModelRunner:
         num_blocks = choose_num_blocks(options, self.attention.shapes, self.dtype, self.device, max_model_len)
         self.cache = KVCache(self.attention.shapes, num_blocks, options.block_size, self.dtype, self.device)
         self.attention.cache = self.cache
-        self._fused = fuse(self.model, self.attention) if options.fused else None
+        self._fused = self._fuse(options)
         self.load_time_s = time.monotonic() - started
+
+    def _fuse(self, options: LocalEngineOptions) -> FusedModel | None:
+        quantize = options.quantization == "int8"
+        fused = fuse(self.model, self.attention, quantize=quantize) if options.fused or quantize else None
+        if quantize and fused is None:
+            raise EngineUnavailableError(
+                f"quantization='int8' works for {', '.join(sorted(ARCHITECTURES))} with dtype float32 on a CPU; "
+                f"this is {type(self.model).__name__} with {self.dtype} on {self.device}."
+            )
+        return fused
 
     @property
     def is_fused(self) -> bool:
