@@ -77,6 +77,7 @@ def local_options(settings: Settings) -> LocalEngineOptions:
         restarts=engine.engine_restarts,
         load_timeout_s=engine.load_timeout,
         fused=engine.fused,
+        quantization=engine.quantization,
         trust_remote_code=engine.trust_remote_code,
         kv_transfer_port=engine.kv_transfer_port,
         kv_transfer_host=engine.kv_transfer_host,

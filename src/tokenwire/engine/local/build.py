@@ -120,6 +120,8 @@ def _info(
             "enable_prefix_caching": options.enable_prefix_caching,
             "num_threads": torch.get_num_threads(),
             "fused": runner.is_fused,
+            "quantization": options.quantization,
+            "weight_codes": runner.weight_codes,
             "model_class": type(runner.model).__name__,
             "speculative": None if options.speculative is None else msgspec.to_builtins(options.speculative),
             "load_time_s": round(runner.load_time_s, 2),

@@ -43,7 +43,9 @@ class ModelRunner:
         self.block_size = options.block_size
         self._record_shapes()
         # Before `fuse`, which packs weights and lets the originals go.
-        self.weights_digest = sample_weights(self.model) if options.kv_transfer_port is not None else b""
+        self.weights_digest = b""
+        if options.kv_transfer_port is not None:
+            self.weights_digest = sample_weights(self.model) + options.quantization.encode()
         num_blocks = choose_num_blocks(options, self.attention.shapes, self.dtype, self.device, max_model_len)
         self.cache = KVCache(self.attention.shapes, num_blocks, options.block_size, self.dtype, self.device)
         self.attention.cache = self.cache
@@ -52,13 +54,20 @@ class ModelRunner:
 
     def _fuse(self, options: LocalEngineOptions) -> FusedModel | None:
         quantize = options.quantization == "int8"
-        fused = fuse(self.model, self.attention, quantize=quantize) if options.fused or quantize else None
+        if quantize and not options.fused:
+            raise EngineUnavailableError("quantization='int8' is a part of the fast path, which fused=False turns off.")
+        fused = fuse(self.model, self.attention, quantize=quantize) if options.fused else None
         if quantize and fused is None:
             raise EngineUnavailableError(
                 f"quantization='int8' works for {', '.join(sorted(ARCHITECTURES))} with dtype float32 on a CPU; "
-                f"this is {type(self.model).__name__} with {self.dtype} on {self.device}."
+                f"this is {type(self.model).__name__} with {str(self.dtype).removeprefix('torch.')} on {self.device}."
             )
         return fused
+
+    @property
+    def weight_codes(self) -> list[str]:
+        """How the fused path holds the weights (see `tiles`); empty without it."""
+        return [] if self._fused is None else self._fused.codes
 
     @property
     def is_fused(self) -> bool:

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numba
 from llvmlite import binding
 from numba import types
 
@@ -33,9 +34,17 @@ _UNROLL = 2
 F32, BF16, S8, U4, I8 = range(5)
 """Numbers of the codes, as the kernels take them."""
 
-_features = binding.get_host_cpu_features()
-HAS_AVX512 = bool(_features.get("avx512f"))
-HAS_VNNI = bool(_features.get("avx512vnni"))
+
+
+def _has(feature: str) -> bool:
+    """Whether the code is compiled for a processor with this feature."""
+    if numba.config.CPU_FEATURES is not None:
+        return f"+{feature}" in numba.config.CPU_FEATURES.split(",")
+    return bool(binding.get_host_cpu_features().get(feature))
+
+
+HAS_AVX512 = _has("avx512f")
+HAS_VNNI = _has("avx512vnni")
 RECORD = BLOCK + 8
 """Bytes of one block of one row of an 8-bit x."""
 TILE_ROWS = (1, 2, 4, 8, 12) if HAS_AVX512 else (1, 2, 3)
