@@ -187,7 +187,8 @@ class EngineSettings:
     )
     device: str = option("auto", help="auto, cpu, cuda or cuda:N.")
     quantization: Literal["none", "int8"] = option(
-        "none", help="int8: weights in 8 bits, for Llama-like models in float32 on a CPU. Faster, not quite the same ids."
+        "none",
+        help="int8: weights in 8 bits, for Llama-like models in float32 on a CPU. Faster, not quite the same ids.",
     )
     block_size: int = option(16, minimum=1, help="Tokens per KV cache block.")
     num_kv_blocks: int | None = option(minimum=1, help="Size of the KV cache in blocks. Default: from memory.")

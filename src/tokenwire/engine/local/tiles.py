@@ -35,7 +35,6 @@ F32, BF16, S8, U4, I8 = range(5)
 """Numbers of the codes, as the kernels take them."""
 
 
-
 def _has(feature: str) -> bool:
     """Whether the code is compiled for a processor with this feature."""
     if numba.config.CPU_FEATURES is not None:
