@@ -152,9 +152,9 @@ def _write_multiply_i8(rows: int) -> Writer:
             for record in records:
                 steps += [w.splat(b, w.load(b, record, BLOCK + 4, w.I32), w.V32)] * 2
             for k in range(BLOCK // 4):
-                weights = [w.load(b, block, 64 + 128 * k + 64 * i, w.BYTES) for i in range(2)]
+                weights = [w.load(b, block, 64 + 128 * k + 64 * i, w.V32) for i in range(2)]
                 for r, record in enumerate(records):
-                    four = b.bitcast(w.splat(b, w.load(b, record, 4 * k, w.I32), w.V32), w.BYTES)
+                    four = w.splat(b, w.load(b, record, 4 * k, w.I32), w.V32)
                     for i in range(2):
                         arguments = [steps[2 * r + i], weights[i], four]
                         steps[2 * r + i] = w.call(b, "llvm.x86.avx512.vpdpbusd.512", w.V32, arguments)
