@@ -10,8 +10,13 @@ import msgspec
 from tokenwire.engine.base import (
     CollectiveRpc,
     Control,
+    IsSleeping,
     LoadAdapter,
     Pause,
+    Profile,
+    ReleaseKvCache,
+    ResetEncoderCache,
+    ResetMediaCache,
     ResetPrefixCache,
     Resume,
     Sleep,
@@ -37,6 +42,11 @@ ALL_CONTROLS = frozenset(
         UnloadAdapter,
         WeightTransfer,
         CollectiveRpc,
+        IsSleeping,
+        ReleaseKvCache,
+        ResetMediaCache,
+        ResetEncoderCache,
+        Profile,
     )
 )
 
@@ -54,6 +64,8 @@ async def _send_one(message: Control, worker: Worker, timeout_s: float | None) -
     facts: dict[str, Any] = {}
     for call in worker.dialect.controls(message):
         facts |= await _call(message, worker, call, timeout_s)
+    if isinstance(message, WakeUp):
+        facts = {"success": facts.get("status") != "sleeping"}
     return facts
 
 

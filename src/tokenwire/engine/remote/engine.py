@@ -22,6 +22,8 @@ from tokenwire.engine.base import (
     OutputStream,
     Pause,
     Resume,
+    Sleep,
+    WakeUp,
 )
 from tokenwire.engine.remote.controls import ALL_CONTROLS, send
 from tokenwire.engine.remote.dialects import DIALECTS, WorkerFacts
@@ -126,12 +128,18 @@ class RemoteEngine(Engine):
 
     async def control(self, message: Control) -> dict[str, Any]:
         workers = [*self._fleet.live(), *self._prefill.live()]
-        timeout = None if isinstance(message, Pause) and message.mode == "wait" else self.options.start_timeout_s
-        facts = await send(message, workers, timeout)
-        if isinstance(message, Pause):
-            self._status = EngineStatus.FROZEN if message.mode == "keep" else EngineStatus.PAUSED
-        elif isinstance(message, Resume):
-            self._status = EngineStatus.READY
+        waits = isinstance(message, Pause | Sleep) and message.mode == "wait"
+        facts = await send(message, workers, None if waits else self.options.start_timeout_s)
+        match message:
+            case Pause(mode="keep"):
+                self._status = EngineStatus.FROZEN
+            case Pause() | Sleep():
+                self._status = EngineStatus.PAUSED
+            case Resume():
+                self._status = EngineStatus.READY
+            case WakeUp():
+                facts = {"fully_awake": facts.get("success", True)}
+                self._status = EngineStatus.READY if facts["fully_awake"] else self._status
         return facts
 
 

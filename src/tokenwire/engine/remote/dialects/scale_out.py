@@ -15,8 +15,13 @@ from tokenwire.engine.base import (
     CollectiveRpc,
     Control,
     EngineRequest,
+    IsSleeping,
     LoadAdapter,
     Pause,
+    Profile,
+    ReleaseKvCache,
+    ResetEncoderCache,
+    ResetMediaCache,
     ResetPrefixCache,
     Resume,
     Sleep,
@@ -115,16 +120,25 @@ class ScaleOut(Dialect):
                 return [Call(path=_query("/sleep", level=level, mode=mode))]
             case WakeUp(tags=tags):
                 return [Call(path="/wake_up" + ("?" + urlencode([("tags", tag) for tag in tags]) if tags else ""))]
+            case ReleaseKvCache() | ResetMediaCache() | ResetEncoderCache():
+                return [Call(path=f"/{message.__struct_config__.tag}")]
+            case IsSleeping():
+                return [Call(path="/is_sleeping", method="GET")]
             case LoadAdapter(name=name, path=path, load_inplace=inplace):
                 facts = {"lora_name": name, "lora_path": path, "load_inplace": inplace}
+                facts |= {"is_3d_lora_weight": True} if message.is_3d_lora_weight else {}
                 return [_json_call("/v1/load_lora_adapter", facts)]
             case UnloadAdapter(name=name):
                 return [_json_call("/v1/unload_lora_adapter", {"lora_name": name})]
+            case WeightTransfer(action="weight_info" | "get_world_size" as action, info=info):
+                return [Call(path=_query(f"/{action}", **info), method="GET")]
             case WeightTransfer(action=action, info=info):
                 return [_json_call(f"/{action}", info)]
             case CollectiveRpc(method=method, args=args, kwargs=kwargs, timeout_s=timeout):
                 body = {"method": method, "args": args, "kwargs": kwargs, "timeout": timeout}
                 return [_json_call("/collective_rpc", body)]
+            case Profile(action=action, options=options):
+                return [_json_call(f"/{action}_profile", options)]
             case _:
                 return super().controls(message)
 
