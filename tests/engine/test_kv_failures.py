@@ -111,7 +111,7 @@ def test_an_engine_that_is_gone(pair: Pair, right: EngineOutput) -> None:
     assert pair.stats_b.fallbacks == {"unreachable": 1}
 
 
-@pytest.mark.parametrize("options", [{"block_size": 8}, {"dtype": "bfloat16"}])
+@pytest.mark.parametrize("options", [{"block_size": 8}, {"dtype": "bfloat16"}, {"quantization": "int8"}])
 def test_another_layout_of_blocks(folders: dict[str, Path], right: EngineOutput, options: dict[str, Any]) -> None:
     made = Pair(folders["llama"], a=options)
     made.a.core.runner.attention.register()

@@ -18,7 +18,7 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from tests.engine.harness import Harness
 from tests.engine.test_scheduler import new_request
-from tokenwire.commands.engines import make_engine
+from tokenwire.commands.engines import local_options
 from tokenwire.engine.local.options import LocalEngineOptions
 from tokenwire.engine.local.reasoning import Reasoning
 from tokenwire.engine.local.sampling import ThinkingMarkers
@@ -85,10 +85,7 @@ def test_without_markers_no_budget_is_declared(folder: Path) -> None:
 def test_the_parser_that_the_server_reads_answers_with_tells_the_markers(folder: Path) -> None:
     def options(parser: str | None) -> LocalEngineOptions:
         settings = Settings(model=ModelSettings(model=str(folder)), chat=ChatSettings(reasoning_parser=parser))
-        engine = make_engine(settings, lambda stage, fraction: None)
-        found = engine._options  # type: ignore[attr-defined]
-        assert isinstance(found, LocalEngineOptions)
-        return found
+        return local_options(settings)
 
     found = {
         p: (options(p).reasoning_start, options(p).reasoning_end) for p in (None, "qwen3", "mistral", "openai_gptoss")
