@@ -12,10 +12,11 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from tests.support.http import GENERATE, app_of, client_of, events_of, settings_of
-from tests.support.scripted_engine import ScriptedEngine, one_sequence
+from tests.support.scripted_engine import ScriptedEngine, logprobs_of, one_sequence
 from tests.support.tokenizers import tokenizer
 from tokenwire.server.app import create_app
 from tokenwire.server.build import build_server
@@ -52,6 +53,28 @@ async def test_messagepack_goes_in_and_comes_out() -> None:
         answer = await client.post(CHAT, content=body, headers=headers)
     assert answer.headers["content-type"] == "application/msgpack"
     assert msgspec.msgpack.decode(answer.content)["choices"][0]["message"]["content"] == "Hello 🫠 there"
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETION])
+async def test_a_messagepack_reply_goes_into_derender_as_it_came(path: str) -> None:
+    masks = [np.arange(i, i + 1 + i % 3, dtype=np.int32) for i in range(len(HELLO))]
+    scores = logprobs_of([[(i, -0.5), (i, -0.5), (i + 1, -1.5)] for i in HELLO])
+    engine = ScriptedEngine(one_sequence(HELLO, step_size=len(HELLO), logprobs=scores, sampling_mask=masks))
+    asked = {"token_ids": [1, 2], "sampling_params": {"max_tokens": 9, "logprobs": 2}, "return_token_ids": True}
+    original = {"messages": [{"role": "user", "content": "hi"}], "logprobs": True, "top_logprobs": 2}
+    name, asks = ("chat_request", original) if path == CHAT else ("completion_request", {"prompt": "hi", "logprobs": 2})
+    said = []
+    async with client_of(app_of(engine, tokenizer=SMOL)) as client:
+        for media_type, codec in (("application/json", msgspec.json), ("application/msgpack", msgspec.msgpack)):
+            headers = {"content-type": media_type}
+            tokens = codec.decode((await client.post(GENERATE, content=codec.encode(asked), headers=headers)).content)
+            given = {"generate_response": tokens} if path == CHAT else {"generate_responses": [tokens]}
+            body = codec.encode({**given, name: asks})
+            answer = await client.post(path, content=body, headers=headers | {"accept": "application/json"})
+            assert answer.status_code == 200, answer.text
+            said.append({**answer.json(), "created": 0, "id": ""})
+    assert said[0] == said[1]
+    assert said[0]["choices"][0]["sampling_mask"] == [mask.tolist() for mask in masks]
 
 
 @pytest.mark.parametrize(
