@@ -1,6 +1,7 @@
 """Several front ends on one core: (1) each gets its own outputs, also with equal handles, and all know of a pause;
 (2) one that dies is forgotten: its requests end, the others' go on, and what comes of it still is dropped; (3) one that
-closes lets the core live; (4) a core that is started again serves all of them, paused if it was."""
+closes lets the core live; (4) a core that is started again serves all of them, paused if it was; (5) the load is of
+all, each of them counted once."""
 
 from __future__ import annotations
 
@@ -77,6 +78,21 @@ async def test_each_gets_its_own_and_all_know_of_a_pause(shared: Shared) -> None
         here.generate(request("refused"))
     await here.control(Resume())
     await until(lambda: there.status is EngineStatus.READY)
+
+
+async def test_the_load_counts_what_is_ours_at_once_and_the_others_once(shared: Shared) -> None:
+    here, there = shared.engines
+    await here.control(Pause(mode="keep"))
+    await until(lambda: there.status is EngineStatus.FROZEN)
+    streams = [here.generate(request(str(n))) for n in range(3)]
+    assert here.load == 3
+    streams += [there.generate(request("theirs", n=2, temperature=1.0))]
+    await until(lambda: (here.load, there.load) == (5, 5))
+    await there.control(Resume())
+    for stream in streams:
+        async for _ in stream:
+            pass
+    await until(lambda: (here.load, there.load) == (0, 0))
 
 
 async def test_one_that_dies_is_forgotten_and_the_others_go_on(shared: Shared) -> None:

@@ -278,6 +278,7 @@ class Core:
             self._refuse(RequestKey(client, message.handle), exc)
             return
         self._requests[request.key] = request
+        self._changed = True
         self._samplers.update(samplers)
         if self._scheduler.drafter is not None:
             for sequence in request.sequences:

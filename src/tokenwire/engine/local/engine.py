@@ -55,6 +55,8 @@ class LocalEngine(Engine):
         self._identity = identity
         self._status = EngineStatus.STARTING
         self._gauges = wire.Gauges(EngineStats())
+        self._num_others = 0
+        """Sequences of other front ends, and those by which a request of ours is more than one."""
         self._owed: Pause | Resume | None = None
         """Asked for while the core was away; it hears of it when it is back."""
         self._info: EngineInfo | None = None
@@ -87,9 +89,8 @@ class LocalEngine(Engine):
 
     @property
     def load(self) -> int:
-        """Our open streams, which count at once, and the core's sequences, which are everybody's but a step late."""
-        stats = self._gauges.stats
-        return len(self._streams) + stats.num_running + stats.num_waiting
+        """Our open streams, which count at once, and what the core had beside them when it last told."""
+        return len(self._streams) + self._num_others
 
     async def start(self) -> None:
         if self._watcher is not None:
@@ -189,9 +190,10 @@ class LocalEngine(Engine):
     def _on_message(self, message: wire.FromCore) -> None:
         match message:
             case wire.Step():
-                if message.gauges is not None:
-                    self._gauges = message.gauges
                 self._streams.take(message)
+                if message.gauges is not None:
+                    self._gauges, stats = message.gauges, message.gauges.stats
+                    self._num_others = max(0, stats.num_running + stats.num_waiting - len(self._streams))
             case wire.Reply():
                 answer = self._calls.pop(message.call, None)
                 if answer is not None and not answer.done():
@@ -270,6 +272,7 @@ class LocalEngine(Engine):
         if self._link is not None:
             self._link.close()
             self._link = None
+        self._num_others = 0
         self._gauges = wire.Gauges(EngineStats(), self._gauges.state)  # a pause outlives the core
 
 
