@@ -1,29 +1,29 @@
-"""What guessing brings: tokens per second of the local engine with and without prompt lookup.
+"""What guessing brings: tokens per second of the local engine's core with and without prompt lookup.
 
-    python bench/speculative.py                                # the default model; about four minutes
-    python bench/speculative.py --num-speculative-tokens 7 --rounds 5 --concurrency 1 8 16 --threads 1
+    python bench/speculative.py                                # the default model; about five minutes
+    python bench/speculative.py --num-speculative-tokens 7 --rounds 9 --concurrency 1 8 16 --threads 1
 
-Texts that repeat something and texts that do not, at several concurrencies. Engines with and without speculation are
-started in turns, `--rounds` times each, and the best time of each case counts, since other work on the machine only
-ever makes it slower; so does the best CPU time of the engine's process, which suffers less from it (with one thread:
-threads that wait for each other count). Where ids differ, the number of rows of a matrix product has changed the last
-bits of two nearly equal logits.
+Texts that repeat something and texts that do not, at several concurrencies, in one process with one model: every case
+runs in turns with and without, `--rounds` times, and the best time of each counts, since other work on the machine only
+ever makes it slower. CPU time suffers less from that; with more than one thread it counts waiting, too. Where ids
+differ, the number of rows of a matrix product has changed the last bits of two nearly equal logits.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import os
 import platform
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from tokenwire.engine.base import EngineOutput, EngineRequest
-from tokenwire.engine.local import LocalEngine, LocalEngineOptions
+from tokenwire.engine.base import SpecDecodeStats
+from tokenwire.engine.local import LocalEngineOptions, messages
+from tokenwire.engine.local.build import build_core
+from tokenwire.engine.local.models import prepare_model
 from tokenwire.engine.local.options import NgramOptions
 from tokenwire.wire.sampling import SamplingParams
 
@@ -74,76 +74,96 @@ CASES = (
 
 
 @dataclass
-class Figures:
-    """Best seconds of every case and concurrency, and what was said."""
+class Said:
+    """One sequence's output."""
 
-    wall_s: dict[tuple[str, int], float] = field(default_factory=dict)
-    cpu_s: dict[tuple[str, int], float] = field(default_factory=dict)
-    outputs: dict[tuple[str, int], list[EngineOutput]] = field(default_factory=dict)
-
-
-def cpu_seconds(pid: int | None) -> float:
-    ticks = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(ticks[11]) + int(ticks[12])) / os.sysconf("SC_CLK_TCK")
+    token_ids: list[int] = field(default_factory=list)
+    speculation: SpecDecodeStats | None = None
+    ended: bool = False
 
 
-async def one(engine: LocalEngine, tokenizer: Tokenizer, case: Case, number: int, max_tokens: int) -> EngineOutput:
-    text = f"<|im_start|>user\n{case.prompts[number]}<|im_end|>\n<|im_start|>assistant\n"
-    ids = tokenizer.encode(text, add_special_tokens=False).ids
-    sampling = SamplingParams(temperature=case.temperature, seed=number, max_tokens=max_tokens)
-    merged: EngineOutput | None = None
-    async for outputs in engine.generate(EngineRequest(f"{case.name}-{number}", ids, sampling, stream=True)):
-        for output in outputs:
-            if merged is None:
-                merged = output
-            else:
-                merged.absorb(output)
-    assert merged is not None
-    return merged
+class Driver:
+    """Both ends of a core's link, in this process."""
+
+    def __init__(self, model: str | None, lookup: NgramOptions, threads: int | None) -> None:
+        folder = prepare_model(model)
+        self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        self._inbox: list[messages.ToCore] = [messages.Attach()]
+        options = LocalEngineOptions(num_kv_blocks=2000, speculative=lookup, num_threads=threads)
+        self._core = build_core(folder, options, self)
+        self._drafter = self._core.scheduler.drafter
+        self._said: dict[int, Said] = {}
+
+    def receive(self, timeout_ms: int | None) -> list[tuple[bytes, messages.ToCore]]:
+        taken, self._inbox = self._inbox, []
+        return [(b"bench", message) for message in taken]
+
+    def send(self, client: bytes, message: messages.FromCore) -> None:
+        if not isinstance(message, messages.Step):
+            return
+        handles, ids = messages.unpack_ids(message.handles), messages.unpack_ids(message.token_ids)
+        at = 0
+        for handle, count in zip(handles, messages.unpack_ids(message.counts), strict=True):
+            self._said[handle].token_ids += ids[at : at + count]
+            at += count
+        for detail in message.details:
+            said = self._said[handles[detail.row]]
+            said.ended = said.ended or detail.finish_reason is not None
+            if detail.speculation is not None:
+                told = detail.speculation
+                said.speculation = SpecDecodeStats(told.num_spec_tokens, list(told.drafted), list(told.accepted))
+
+    def run(self, case: Case, numbers: Sequence[int], *, guessing: bool, max_tokens: int | None = None) -> list[Said]:
+        """All prompts at once, until every answer has ended."""
+        self._core.scheduler.drafter = self._drafter if guessing else None
+        first = len(self._said)
+        for handle, number in enumerate(numbers, start=first):
+            text = f"<|im_start|>user\n{case.prompts[number]}<|im_end|>\n<|im_start|>assistant\n"
+            prompt = messages.pack_ids(self._tokenizer.encode(text, add_special_tokens=False).ids)
+            sampling = SamplingParams(
+                temperature=case.temperature, seed=number, max_tokens=max_tokens or case.max_tokens
+            )
+            self._said[handle] = Said()
+            self._inbox.append(messages.Add(handle=handle, prompt=prompt, sampling=sampling, stream=True))
+        said = [self._said[handle] for handle in range(first, first + len(numbers))]
+        while not all(one.ended for one in said):
+            self._core.turn()
+        return said
 
 
-async def measure(options: LocalEngineOptions, concurrencies: list[int], figures: Figures) -> None:
-    """One life of an engine: every case at every concurrency, prompts in the prefix cache."""
-    engine = LocalEngine(options)
-    await engine.start()
-    tokenizer = Tokenizer.from_file(f"{engine.info.extra['folder']}/tokenizer.json")
-    try:
-        for case in CASES:
-            for number in range(len(case.prompts)):
-                await one(engine, tokenizer, case, number, max_tokens=1)
-            for concurrency in concurrencies:
-                numbers = [i % len(case.prompts) for i in range(concurrency)]
-                wall, cpu = time.perf_counter(), cpu_seconds(engine.pid)
-                asks = (one(engine, tokenizer, case, number, case.max_tokens) for number in numbers)
-                figures.outputs[case.name, concurrency] = await asyncio.gather(*asks)
-                spent = time.perf_counter() - wall, cpu_seconds(engine.pid) - cpu
-                for best, seconds in zip((figures.wall_s, figures.cpu_s), spent, strict=True):
-                    best[case.name, concurrency] = min(best.get((case.name, concurrency), seconds), seconds)
-    finally:
-        await engine.close()
+@dataclass
+class Best:
+    """Of one case at one concurrency, without and with guesses."""
 
+    wall_s: list[float] = field(default_factory=lambda: [float("inf")] * 2)
+    cpu_s: list[float] = field(default_factory=lambda: [float("inf")] * 2)
+    said: list[list[Said]] = field(default_factory=lambda: [[], []])
 
-def report(plain: Figures, guessing: Figures) -> None:
-    print("case            streams  tok/s plain  guessing  ratio  by CPU  accepted  per step  same ids")
-    for key in plain.wall_s:
-        sides = (plain.outputs[key], guessing.outputs[key])
-        tokens = [sum(len(o.token_ids) for o in side) for side in sides]
-        speeds = [count / f.wall_s[key] for count, f in zip(tokens, (plain, guessing), strict=True)]
-        by_cpu = [count / f.cpu_s[key] for count, f in zip(tokens, (plain, guessing), strict=True)]
-        stats = [o.spec_decode for o in sides[1] if o.spec_decode is not None]
+    def measure(self, driver: Driver, case: Case, numbers: Sequence[int]) -> None:
+        for side in (0, 1):
+            wall, cpu = time.perf_counter(), time.process_time()
+            self.said[side] = driver.run(case, numbers, guessing=side == 1)
+            self.wall_s[side] = min(self.wall_s[side], time.perf_counter() - wall)
+            self.cpu_s[side] = min(self.cpu_s[side], time.process_time() - cpu)
+
+    def line(self) -> str:
+        tokens = [sum(len(one.token_ids) for one in side) for side in self.said]
+        plain, guessing = (count / seconds for count, seconds in zip(tokens, self.wall_s, strict=True))
+        by_cpu = tokens[1] / self.cpu_s[1] / (tokens[0] / self.cpu_s[0])
+        stats = [one.speculation for one in self.said[1] if one.speculation is not None]
         drafted, accepted = sum(sum(s.drafted) for s in stats), sum(sum(s.accepted) for s in stats)
-        same = sum(a.token_ids == b.token_ids for a, b in zip(*sides, strict=True))
-        print(
-            f"{key[0]:<15} {key[1]:>7} {speeds[0]:>12.1f} {speeds[1]:>9.1f} {speeds[1] / speeds[0]:>6.2f} "
-            f"{by_cpu[1] / by_cpu[0]:>7.2f} {accepted / drafted if drafted else 0:>9.2f} "
-            f"{tokens[1] / (tokens[1] - accepted):>9.2f} {same:>6}/{len(sides[1])}"
+        same = sum(a.token_ids == b.token_ids for a, b in zip(*self.said, strict=True))
+        return (
+            f"{plain:>12.1f} {guessing:>9.1f} {guessing / plain:>6.2f} {by_cpu:>7.2f} "
+            f"{accepted / drafted if drafted else 0:>9.2f} {tokens[1] / (tokens[1] - accepted):>9.2f} "
+            f"{same:>6}/{len(self.said[1])}"
         )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument("--num-speculative-tokens", type=int, default=NgramOptions().num_speculative_tokens)
@@ -155,15 +175,17 @@ def main() -> None:
         lookup_min=arguments.ngram_min,
         lookup_max=arguments.ngram_max,
     )
-    plain, guessing = Figures(), Figures()
-    for _ in range(arguments.rounds):
-        for speculative, figures in ((None, plain), (lookup, guessing)):
-            options = LocalEngineOptions(
-                model=arguments.model, num_threads=arguments.threads, num_kv_blocks=2000, speculative=speculative
-            )
-            asyncio.run(measure(options, arguments.concurrency, figures))
+    driver = Driver(arguments.model, lookup, arguments.threads)
     print(f"Python {platform.python_version()}, {os.cpu_count()} cores, {arguments.threads or 'all'} threads, {lookup}")
-    report(plain, guessing)
+    print("case            streams  tok/s plain  guessing  ratio  by CPU  accepted  per step  same ids")
+    for case in CASES:
+        for concurrency in arguments.concurrency:
+            numbers = [i % len(case.prompts) for i in range(concurrency)]
+            driver.run(case, numbers, guessing=True, max_tokens=1)  # prompts in the prefix cache, kernels compiled
+            best = Best()
+            for _ in range(arguments.rounds):
+                best.measure(driver, case, numbers)
+            print(f"{case.name:<15} {concurrency:>7} {best.line()}", flush=True)
 
 
 if __name__ == "__main__":
