@@ -14,6 +14,7 @@ from tokenwire.engine.local import messages as wire
 from tokenwire.engine.local.build import build_core
 from tokenwire.engine.local.core import Core
 from tokenwire.engine.local.options import LocalEngineOptions
+from tokenwire.engine.local.speculation.costs import MEMORY_BOUND
 from tokenwire.engine.local.streams import Streams
 from tokenwire.engine.queue import RequestQueue
 from tokenwire.wire.sampling import SamplingParams
@@ -52,6 +53,8 @@ class Harness:
         self.link = MemoryLink()
         settings = {"num_kv_blocks": 64, "block_size": 4, "max_num_seqs": 8, "max_num_batched_tokens": 32} | options
         self.core: Core = build_core(folder, LocalEngineOptions(**settings), self.link)
+        if self.core.scheduler.drafter is not None:
+            self.core.scheduler.drafter.costs = MEMORY_BOUND  # not those of this machine, now
         self.streams = Streams(self._abort)
         self.queues: dict[int, RequestQueue] = {}
         self.results: dict[tuple[int, int], Result] = {}

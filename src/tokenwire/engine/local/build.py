@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -25,8 +26,11 @@ from tokenwire.engine.local.runner import ModelRunner
 from tokenwire.engine.local.sampling import LogprobsMode
 from tokenwire.engine.local.scheduler import Scheduler, SchedulerConfig
 from tokenwire.engine.local.speculation import Drafter
+from tokenwire.engine.local.speculation.costs import measure_costs
 from tokenwire.engine.local.transfer.fingerprint import fingerprint
 from tokenwire.engine.local.transfer.transfers import Transfers, open_transfers
+
+logger = logging.getLogger(__name__)
 
 MAX_SCORE_BYTES = 64 << 20
 """Memory of the logits that score prompts in one step."""
@@ -79,8 +83,9 @@ def _open_transfers(options: LocalEngineOptions, scheduler: Scheduler, runner: M
 def _drafter(options: LocalEngineOptions, runner: ModelRunner) -> Drafter | None:
     if options.speculative is None:
         return None
-    # Measured on CPUs: 1 and 8 rows take the same time. A GPU computes some hundred rows while it reads the weights.
-    return Drafter(options.speculative, free_rows=8 if runner.device.type == "cpu" else 64)
+    costs = measure_costs(runner)
+    logger.info("a step of %s rows takes %s ms", costs.rows, [round(seconds * 1000, 2) for seconds in costs.times])
+    return Drafter(options.speculative, costs)
 
 
 def _info(

@@ -1,8 +1,8 @@
 """Which sequences are guessed for, how far, and what became of the guesses.
 
-A step's rows cost nothing extra while they are few, since reading the weights takes the time; beyond that each row
-costs, and what it may bring is a token with the probability that the guess is right. So every guessed token has an
-estimate, from how well its sequence was guessed before, and the best are computed as long as they are worth it.
+A guessed token costs a row of the step, and brings a token with the probability that it is right. So every guess has an
+estimate, from how well its sequence was guessed before, and those are computed that are likelier right than what their
+row costs, as a share of what a token costs without guesses.
 
 The rule that keeps text without repetitions cheap: a sequence whose guess was wrong from its first token on rests for a
 while, twice as long after every further such guess; one accepted token ends that.
@@ -15,12 +15,13 @@ from dataclasses import dataclass, field
 
 from tokenwire.engine.local.options import NgramOptions
 from tokenwire.engine.local.requests import Sequence
+from tokenwire.engine.local.speculation.costs import MEMORY_BOUND, StepCosts
 from tokenwire.engine.local.speculation.lookup import NgramIndex
 
 LONGEST_REST = 32
 """Steps that a sequence rests at most, so that one that begins to repeat itself is noticed."""
-MAX_ROWS = 64
-"""From so many decodes on nothing is guessed: there every row costs its full share."""
+MAX_PRICE = 0.95
+"""Nothing is guessed where a row costs more of a token than this."""
 _MEMORY = 0.7
 """Weight of what was known of a sequence when a verification tells more."""
 
@@ -67,10 +68,9 @@ class DraftFigures:
 class Drafter:
     """Guesses by prompt lookup. A sequence takes part if it has a `DraftState`."""
 
-    def __init__(self, options: NgramOptions, *, free_rows: int = 8) -> None:
-        """`free_rows`: that many rows of a step take as long as one."""
+    def __init__(self, options: NgramOptions, costs: StepCosts = MEMORY_BOUND) -> None:
         self._options = options
-        self._free_rows = free_rows
+        self.costs = costs
         self.figures = DraftFigures(accepted_per_position=[0] * options.num_speculative_tokens)
 
     def new_state(self) -> DraftState:
@@ -79,37 +79,35 @@ class Drafter:
         return DraftState(NgramIndex(options.lookup_min, options.lookup_max), options.num_speculative_tokens)
 
     def guess(self, sequences: Seq[Sequence], max_rows: int) -> dict[Sequence, list[int]]:
-        """Guesses for some of the `sequences`, which have a row of the step each; at most `max_rows` rows with those.
-
-        With D decodes of which a step computes R rows for what one alone costs, a row more costs about D / (D + R) of
-        what a token costs: that is how likely a guess must be right.
-        """
-        num_rows, max_rows = len(sequences), min(max_rows, MAX_ROWS)
+        """Guesses for some of the `sequences`, which have a row of the step each; with those at most `max_rows`."""
+        num_rows = len(sequences)
         if num_rows >= max_rows:
             return {}
-        price = num_rows / (num_rows + self._free_rows)
-        drafts: dict[Sequence, list[int]] = {}
+        token_cost = self.costs.of(num_rows) / num_rows
+        price = self.costs.of_one_more(num_rows) / token_cost
+        if price > MAX_PRICE:
+            return {}
         offers: list[tuple[float, int, Sequence]] = []
+        drafts: dict[Sequence, list[int]] = {}
         for sequence in sequences:
-            draft, likely = self.propose(sequence, only_sure=num_rows >= self._free_rows)
+            draft, likely = self.propose(sequence)
             if draft and sequence.drafts is not None:
                 drafts[sequence] = draft
                 trust = sequence.drafts.trust
                 offers += [(likely * trust**place, place, sequence) for place in range(len(draft))]
         offers.sort(key=lambda offer: -offer[0])  # stable: a sequence's offers stay in the order of its draft
         taken: dict[Sequence, list[int]] = {}
-        for estimate, place, sequence in offers:
-            if num_rows >= (self._free_rows if estimate < price else max_rows):
+        for estimate, place, sequence in offers[: max_rows - num_rows]:
+            if estimate * token_cost < self.costs.of_one_more(num_rows):
                 break
             num_rows += 1
             taken[sequence] = drafts[sequence][: place + 1]
         return taken
 
-    def propose(self, sequence: Sequence, *, only_sure: bool = False) -> tuple[list[int], float]:
+    def propose(self, sequence: Sequence) -> tuple[list[int], float]:
         """What may follow the newest token, and how likely its first token is right; never beyond `max_tokens`.
 
         A match of full length is tried whatever was before: that is how trust is won back, and rests keep it rare.
-        `only_sure`: none but such a match counts.
         """
         state = sequence.drafts
         if state is None:
@@ -124,8 +122,7 @@ class Drafter:
             return [], 0.0
         state.index.extend(sequence.token_ids[len(state.index) :])
         draft, agreement = state.index.guess(limit)
-        is_sure = agreement >= self._options.lookup_max
-        return ([], 0.0) if only_sure and not is_sure else (draft, 1.0 if is_sure else state.trust)
+        return draft, 1.0 if agreement >= self._options.lookup_max else state.trust
 
     def verifying(self, sequence: Sequence, count: int) -> None:
         """A guess of `count` tokens is about to be compared with what is sampled."""
