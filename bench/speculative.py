@@ -94,6 +94,13 @@ class Driver:
         self._drafter = self._core.scheduler.drafter
         self._said: dict[int, Said] = {}
 
+    @property
+    def costs(self) -> str:
+        """As the core has measured them."""
+        assert self._drafter is not None
+        costs = self._drafter.costs
+        return ", ".join(f"{rows}: {1000 * s:.1f}" for rows, s in zip(costs.rows, costs.times, strict=True))
+
     def receive(self, timeout_ms: int | None) -> list[tuple[bytes, messages.ToCore]]:
         taken, self._inbox = self._inbox, []
         return [(b"bench", message) for message in taken]
@@ -177,6 +184,7 @@ def main() -> None:
     )
     driver = Driver(arguments.model, lookup, arguments.threads)
     print(f"Python {platform.python_version()}, {os.cpu_count()} cores, {arguments.threads or 'all'} threads, {lookup}")
+    print("rows and milliseconds of a step:", driver.costs)
     print("case            streams  tok/s plain  guessing  ratio  by CPU  accepted  per step  same ids")
     for case in CASES:
         for concurrency in arguments.concurrency:
