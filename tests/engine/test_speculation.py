@@ -157,9 +157,9 @@ def test_every_architecture_can_be_guessed_for(name: str, folders: dict[str, Pat
     assert accepted(pair.guessing) > 10
 
 
-@pytest.mark.parametrize("fused", [True, False])
-def test_both_paths_through_the_model_verify(fused: bool, folder: Path) -> None:
-    pair = Pair(folder, LOOKUP, fused=fused)
+@pytest.mark.parametrize("options", [{"fused": True}, {"fused": False}, {"quantization": "int8"}])
+def test_every_path_through_the_model_verifies(options: dict[str, Any], folder: Path) -> None:
+    pair = Pair(folder, LOOKUP, **options)
     pair.run([Ask(ids_of("abab"), {**LOOP, "logprobs": 1})])
     assert accepted(pair.guessing) > 5
 
