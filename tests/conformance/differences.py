@@ -21,6 +21,15 @@ DIFFERENT: dict[str, str] = {
     "extra_abort_ok": "Abort answers what it aborted.",
 }
 
+MADE_BY_THE_ENGINE = {
+    "logprob_token_ids_text",
+    "logit_bias_logprobs",
+    "extra_logprobs_bias",
+    "prompt_logprob_token_ids_start",
+    "extra_whitespace_pattern",
+}
+"""What these show depends on whose sampler runs: over vLLM, some are as recorded."""
+
 NOT_COMPARED: dict[str, str] = {
     "empty_sampling_params": "Random, and as long as the context: minutes of work that show nothing.",
 }
