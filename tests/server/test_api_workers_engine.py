@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from tests.server.test_api_workers import Stream, front_ends_of, wait_for
-from tests.server.test_data_parallel import cores_of, figures
+from tests.server.test_data_parallel import cores_of, figures, warm_up
 from tests.support.http import GENERATE, body, events_of
 from tests.support.process import tokenwire
 from tests.support.tiny_llama import make_tiny_llama
@@ -35,6 +35,7 @@ def serve(model, *args):
 def server(model):
     with serve(model, "--engine-restarts", "1", "--enable-prompt-tokens-details") as process:
         process.wait_ready()
+        warm_up(process)
         yield process
 
 
@@ -149,6 +150,7 @@ def test_a_stop_signal_drains_and_leaves_nothing(server):
 def test_nothing_outlives_a_killed_starter(model):
     with serve(model) as process:
         process.wait_ready()
+        warm_up(process)
         open_streams = streams(process.address, 4)
         everything = [*cores_of(process), *front_ends_of(process)]
         process.signal(signal.SIGKILL)

@@ -31,7 +31,18 @@ def server(model):
     arguments = ("serve", str(model), "--port", "0", "--skip-tokenizer-init", "-dp", "2", "--engine-restarts", "1")
     with tokenwire(*arguments, "--enable-prompt-tokens-details") as process:
         process.wait_ready()
+        warm_up(process)
         yield process
+
+
+def warm_up(process):
+    """After a change of the kernels the first request waits for their compiler, which may take minutes."""
+    for rank in ("0", "1"):
+        headers = {"X-data-parallel-rank": rank}
+        reply = httpx.post(
+            f"{process.address}{GENERATE}", json=body(PROMPT, max_tokens=4), headers=headers, timeout=300
+        )
+        assert reply.status_code == 200
 
 
 def cores_of(process):
