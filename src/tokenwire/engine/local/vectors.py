@@ -159,6 +159,46 @@ def exponentials(context: Any, line: Any, vectors: Any, peak: Any) -> Any:
     return types.float32(types.int64, types.int64, types.float32), generate
 
 
+def _four(b: Builder, line: Value) -> list[Value]:
+    """The four vectors at an address."""
+    (place,) = w.pointers(b, line)
+    return [w.load(b, place, 64 * i, w.VF) for i in range(4)]
+
+
+@intrinsic
+def exponential_sum_of_four(context: Any, line: Any, peak: Any, factor: Any, rest: Any) -> Any:
+    """The sum of e ** ((x - peak) * (factor + rest)) over the numbers of four vectors.
+
+    `rest` is what the factor lacks as a float32: its error would be that of all terms, in one direction.
+    """
+
+    def generate(_: Any, b: Builder, __: Any, arguments: list[Value]) -> Value:
+        peak, factor, rest = (w.splat(b, argument, w.VF) for argument in arguments[1:])
+        bottom = w.const(w.VF, -1e30)  # -inf times a rest of zero would be NaN
+        depths = [b.fsub(x, peak) for x in _four(b, arguments[0])]
+        depths = [b.select(b.fcmp_ordered("<", depth, bottom), bottom, depth) for depth in depths]
+        depths = [w.multiply_add(b, depth, rest, b.fmul(depth, factor)) for depth in depths]
+        first, second, third, fourth = (w.exponential(b, depth) for depth in depths)
+        return w.sum_of(b, b.fadd(b.fadd(first, second), b.fadd(third, fourth)))
+
+    return types.float32(types.int64, types.float32, types.float32, types.float32), generate
+
+
+@intrinsic
+def largest_of_four(context: Any, line: Any) -> Any:
+    """The largest number of four vectors, or NaN if there is one."""
+
+    def generate(_: Any, b: Builder, __: Any, arguments: list[Value]) -> Value:
+        first, second, third, fourth = vectors = _four(b, arguments[0])
+        peak = w.largest_of(b, w.larger(b, w.larger(b, first, second), w.larger(b, third, fourth)))
+        odd = [b.fcmp_unordered("uno", x, x) for x in vectors]
+        any_odd = b.or_(b.or_(odd[0], odd[1]), b.or_(odd[2], odd[3]))
+        found = w.call(b, "llvm.vector.reduce.or.v16i1", ir.IntType(1), [any_odd])
+        return b.select(found, ir.Constant(w.F32, float("nan")), peak)
+
+    return types.float32(types.int64), generate
+
+
 @intrinsic
 def bits_of(context: Any, x: Any) -> Any:
     """The bits of a float32 as an int64."""

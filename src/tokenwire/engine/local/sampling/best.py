@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-_BLOCK = 64
+from tokenwire.engine.local.sampling.row_kernels import BLOCK_IDS, block_maxima
+
 _CROWDED = 4  # a row with this many times the blocks one would expect has masses of ties; it is left out
 
 
@@ -38,27 +39,26 @@ def best_lists(values: torch.Tensor, size: int) -> BestLists:
     if values.device.type != "cpu":
         return _by_topk(values, size)
     width = values.shape[1]
-    if width % _BLOCK:
-        values = torch.nn.functional.pad(values, (0, -width % _BLOCK), value=float("-inf"))
-    # torch's maximum over short runs is several times faster than numpy's.
-    maxima = values.view(len(values), -1, _BLOCK).amax(2).numpy()
+    if width % BLOCK_IDS:
+        values = torch.nn.functional.pad(values, (0, -width % BLOCK_IDS), value=float("-inf"))
+    maxima = block_maxima(values.numpy())
     cut = max(maxima.shape[1] - size, 0)
     reach = np.partition(maxima, cut, axis=1)[:, cut]
-    return _collect(values.numpy().reshape(-1, _BLOCK), maxima, reach, size)
+    return _collect(values.numpy().reshape(-1, BLOCK_IDS), maxima, reach, size)
 
 
 def _collect(
     blocks: NDArray[np.float32], maxima: NDArray[np.float32], reach: NDArray[np.float32], size: int
 ) -> BestLists:
-    """All finite values that are at least `reach` [R], from the blocks [R * B, _BLOCK] and their maxima [R, B]."""
+    """All finite values that are at least `reach` [R], from the blocks [R * B, BLOCK_IDS] and their maxima [R, B]."""
     promising = (maxima >= reach[:, None]) & (maxima > -np.inf)
     left_out = np.isnan(maxima).any(axis=1) | (promising.sum(axis=1) > _CROWDED * size)
     promising[left_out] = False
     block_row, block = np.nonzero(promising)
-    candidates = blocks.take(block_row * maxima.shape[1] + block, axis=0)  # [P, _BLOCK]
+    candidates = blocks.take(block_row * maxima.shape[1] + block, axis=0)  # [P, BLOCK_IDS]
     bound = np.maximum(reach, np.finfo(np.float32).min)
     hit, offset = np.nonzero(candidates >= bound[block_row][:, None])
-    row, ids = block_row[hit], block[hit] * _BLOCK + offset  # rising by row, then by id
+    row, ids = block_row[hit], block[hit] * BLOCK_IDS + offset  # rising by row, then by id
     counts = np.bincount(row, minlength=len(maxima))
     column = np.arange(len(row)) - (counts.cumsum() - counts)[row]
     table = np.full((len(maxima), int(counts.max(initial=0))), -np.inf, dtype=np.float32)
@@ -96,7 +96,7 @@ def top_k(values: torch.Tensor, k: int) -> tuple[NDArray[np.float32], NDArray[np
     found = np.empty((rows, k), dtype=np.float32)
     ids = np.empty((rows, k), dtype=np.int64)
     todo = np.arange(rows)
-    if k * _BLOCK <= width:
+    if k * BLOCK_IDS <= width:
         lists = best_lists(values, k)
         if lists.values.shape[1] >= k:
             enough = lists.values[:, k - 1] > -np.inf

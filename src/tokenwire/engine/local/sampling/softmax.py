@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from tokenwire.engine.local.sampling.row_kernels import block_sums
+
 _ROWS = 16
 
 
@@ -45,7 +47,16 @@ def log_peaks(
     logits: torch.Tensor, rows: Sequence[int], temperatures: Sequence[float] | None = None
 ) -> NDArray[np.float32]:
     """The log-probability of each row's most likely id. It is -log(sum(exp(value - largest)))."""
+    if logits.device.type == "cpu":
+        sums, _ = block_sums(logits.numpy(), np.array(rows, dtype=np.int64), temperature_array(rows, temperatures))
+        found: NDArray[np.float32] = -np.log(sums.sum(axis=1, dtype=np.float64)).astype(np.float32)
+        return found
     found = np.empty(len(rows), dtype=np.float32)
     for part, probs in softmax_chunks(logits, rows, temperatures):
         found[part] = probs.amax(-1).log_().cpu().numpy()
     return found
+
+
+def temperature_array(rows: Sequence[int], temperatures: Sequence[float] | None) -> NDArray[np.float32]:
+    """[R]; ones where there are none."""
+    return np.array(temperatures, np.float32) if temperatures is not None else np.ones(len(rows), np.float32)

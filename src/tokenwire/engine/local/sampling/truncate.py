@@ -56,22 +56,20 @@ def draw_truncated(
     rows = [_Row(i, *part) for i, part in enumerate(parts)]
     draws: dict[int, Draw] = {}
     for size in _LIST_SIZES:
-        listed = [row for row in rows if _list_size(row.sampler, logits.shape[1]) == size]
+        listed = [row for row in rows if row.index not in draws and _tries(row.sampler, size, logits.shape[1])]
         if listed:
             draws |= _from_lists(logits, listed, size)
     for row in rows:
         if row.index not in draws:
-            line: NDArray[np.float32] = np.divide(
-                logits[row.index].cpu().numpy(), row.sampler.temperature, dtype=np.float32
-            )
-            draws[row.index] = _from_row(line, row)
+            draws[row.index] = _from_row(logits[row.index].cpu().numpy(), row)
     return [draws[row.index] for row in rows]
 
 
-def _list_size(sampler: SequenceSampler, width: int) -> int:
-    """How long a list to try; 0: none."""
-    needed = sampler.top_k or _NUCLEUS_LIST
-    return next((size for size in _LIST_SIZES if needed <= size < width), 0)
+def _tries(sampler: SequenceSampler, size: int, width: int) -> bool:
+    """Whether to look for a row's survivors in a list of `size`: the shortest that holds top-k, or both for nuclei."""
+    if not sampler.top_k:
+        return _NUCLEUS_LIST <= size < width
+    return size == next((size for size in _LIST_SIZES if sampler.top_k <= size < width), 0)
 
 
 def _full_masses(logits: torch.Tensor, samplers: Sequence[SequenceSampler]) -> NDArray[np.float64]:
@@ -92,7 +90,7 @@ def _from_lists(logits: torch.Tensor, rows: Sequence[_Row], size: int) -> dict[i
     if not lists.values.shape[1]:
         return {}
     temperatures = np.array([row.sampler.temperature for row in rows], dtype=np.float32)
-    values = (lists.values / temperatures[:, None]).astype(np.float64)
+    values = lists.values / temperatures[:, None].astype(np.float64)
     # The next number up, since ids just below the floor may have been rounded to it by the division.
     with np.errstate(over="ignore"):  # the floor of a list that holds the whole row is the smallest float
         floor = np.nextafter(lists.floor / temperatures, np.float32(np.inf))
@@ -133,13 +131,16 @@ def _limits(values: NDArray[np.float64], rows: Sequence[_Row]) -> NDArray[np.flo
 # --- the whole row ------------------------------------------------------------------------------------------------
 
 
-def _from_row(line: NDArray[np.float32], row: _Row) -> Draw:
+def _from_row(logits: NDArray[np.float32], row: _Row) -> Draw:
+    heat = np.float32(row.sampler.temperature)
+    line: NDArray[np.float32] = np.divide(logits, heat, dtype=np.float32)
     largest = float(line.max())
     if not np.isfinite(largest):
         first = int(line.argmax())
         return Draw(first, np.array([first], dtype=np.int32) if row.wants else None)
     ids = np.flatnonzero(line >= max(_floor(line, row, largest), float(np.finfo(np.float32).min)))
-    depth = largest - line[ids].astype(np.float64)
+    # As exactly as the mass is known: the rounding of the largest number would be that of all.
+    depth = (float(logits.max()) - logits[ids].astype(np.float64)) / float(heat)
     weights = np.exp(-depth)
     if row.sampler.top_p < 1.0:
         keep = _nucleus(depth, weights, row.sampler.top_p * (row.mass or float(weights.sum())))
