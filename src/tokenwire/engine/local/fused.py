@@ -38,6 +38,7 @@ class FusedModel:
         cache = attention.cache
         assert cache is not None
         arena = Arena()
+        _take_off_the_file(model)
         self._embedding: torch.Tensor = base.embed_tokens.weight.data
         self._rotary = Rotary(base.rotary_emb, self._embedding[:1])
         self._kept: list[object] = [cache]
@@ -178,6 +179,13 @@ def fuse(model: PreTrainedModel, attention: PagedAttention, *, quantize: bool = 
     if len({_without_window(call) for call in attention.calls.values()}) != 1:
         return None
     return FusedModel(model, attention, quantize=quantize)
+
+
+def _take_off_the_file(model: PreTrainedModel) -> None:
+    """Copy what is not packed. Loaded tensors are views of the mapped file, and one of them would keep all of it."""
+    for parameter in model.parameters():
+        if parameter.dim() == 1 or parameter is model.get_input_embeddings().weight:
+            parameter.data = parameter.data.clone()
 
 
 def _without_window(call: AttentionCall) -> tuple[float, float | None]:

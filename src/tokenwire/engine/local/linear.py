@@ -60,8 +60,8 @@ def _alternate(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
     """Rows (or numbers) of both, padded to panels: a panel of the first, one of the second, and so on."""
     end = -len(first) % PANEL
     padding = (0, 0, 0, end) if first.dim() == 2 else (0, end)
-    both = [torch.nn.functional.pad(t, padding).view(-1, PANEL, *t.shape[1:]) for t in (first, second)]
-    return torch.stack(both, 1).view(-1, *first.shape[1:])
+    both = (torch.nn.functional.pad(t, padding) if end else t for t in (first, second))
+    return torch.stack([t.reshape(-1, PANEL, *t.shape[1:]) for t in both], 1).view(-1, *first.shape[1:])
 
 
 def _release(modules: list[torch.nn.Linear]) -> None:

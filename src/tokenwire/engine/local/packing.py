@@ -60,8 +60,9 @@ class Arena:
 def pack(weight: torch.Tensor, arena: Arena, *, quantize: bool = False) -> Packed:
     """`weight` [columns, width], float32. `quantize`: 8 bits, whatever the numbers are."""
     columns, width = weight.shape
-    padded = torch.nn.functional.pad(weight, (0, -width % BLOCK, 0, -columns % PANEL))
-    table: Floats = padded.contiguous().numpy()
+    missing = (0, -width % BLOCK, 0, -columns % PANEL)
+    whole = torch.nn.functional.pad(weight, missing) if any(missing) else weight.contiguous()
+    table: Floats = whole.numpy()
     code, scale, base = _quantized(table) if quantize else _exact(table)
     panels, blocks = table.shape[0] // PANEL, table.shape[1] // BLOCK
     size = BLOCK_BYTES[CODES[code]]
@@ -76,8 +77,8 @@ def pack(weight: torch.Tensor, arena: Arena, *, quantize: bool = False) -> Packe
 
 def _write_halves(target: Bytes, values: Floats) -> None:
     """[columns, blocks] into the [panels, blocks, 64] bytes of the blocks."""
-    halves = values.astype(np.float16).reshape(-1, PANEL, values.shape[1]).transpose(0, 2, 1)
-    target[...] = np.ascontiguousarray(halves).view(np.uint8)
+    halves = torch.from_numpy(values).half().view(-1, PANEL, values.shape[1]).transpose(1, 2).contiguous()
+    target[...] = halves.numpy().view(np.uint8)
 
 
 def _exact(table: Floats) -> tuple[int, Floats, Floats]:
@@ -151,7 +152,7 @@ def _fits_rows(table: Floats, code: int, scale: Floats, base: Floats) -> bool:
 
 
 def _fits(table: Floats, code: int, scale: Floats, base: Floats) -> bool:
-    if code == U4 and not np.array_equal(base, base.astype(np.float16).astype(np.float32)):
+    if code == U4 and not np.array_equal(base, _half(torch.from_numpy(base))):
         return False
     return bool(_fits_rows(table, code, scale, base))
 
