@@ -25,12 +25,12 @@ import pytest
 
 from tests.engine.harness import Reference
 from tests.engine.tiny_models import VOCAB
-from tokenwire.engine.base import EngineOutput, EngineRequest, EngineStatus, Pause, Resume
+from tokenwire.engine.base import EngineOutput, EngineRequest, EngineStatus, Pause, Resume, WeightTransfer
 from tokenwire.engine.local import LocalEngine, LocalEngineOptions
 from tokenwire.engine.local import engine as engine_module
 from tokenwire.engine.local import keeper as keeper_module
 from tokenwire.engine.local.process import CoreProcess
-from tokenwire.errors import EngineDeadError, EngineUnavailableError, ServiceError
+from tokenwire.errors import EngineDeadError, EngineUnavailableError, NotServedError, ServiceError
 from tokenwire.wire.sampling import SamplingParams
 
 PROMPT = [11, 22, 33, 44, 55]
@@ -173,6 +173,29 @@ async def test_a_pause_outlives_the_core(folders: dict[str, Path], *, while_it_i
         assert engine.status is EngineStatus.PAUSED
         await engine.control(Resume())
         assert len((await read(engine, request("again"))).token_ids) == 8
+    finally:
+        await engine.close()
+
+
+async def test_a_label_outlives_the_core_and_weights_are_not_replaced(folders: dict[str, Path]) -> None:
+    engine = LocalEngine(options(folders["llama"], restarts=1))
+    await engine.start()
+    info = WeightTransfer(action="weight_info")
+    try:
+        assert await engine.control(info) == {"weight_version": "default"}
+        label = WeightTransfer(action="update_weight_version", info={"new_version": "s1"})
+        assert await engine.control(label) == {"success": True, "new_version": "s1"}
+        with pytest.raises(NotServedError, match="update_weights"):
+            await engine.control(WeightTransfer(action="update_weights"))
+        assert engine.pid is not None
+        os.kill(engine.pid, signal.SIGKILL)
+        while engine.status is not EngineStatus.RESTARTING:  # noqa: ASYNC110  a status has no event to wait for
+            await asyncio.sleep(0.01)
+        assert await engine.control(info) == {"weight_version": "s1"}
+        while engine.status is EngineStatus.RESTARTING:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        assert await engine.control(info) == {"weight_version": "s1"}
+        assert (await read(engine, request("again"))).weight_version == "s1"
     finally:
         await engine.close()
 

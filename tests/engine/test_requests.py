@@ -19,7 +19,7 @@ import torch
 
 from tests.engine.harness import CLIENT, Harness, Reference
 from tests.engine.tiny_models import VOCAB
-from tokenwire.engine.base import Pause, ResetPrefixCache, Resume, WeightSpan
+from tokenwire.engine.base import Pause, ResetPrefixCache, Resume, WeightSpan, WeightTransfer
 from tokenwire.engine.local import messages as wire
 from tokenwire.engine.local.finish import FinishRules
 from tokenwire.errors import EngineUnavailableError, InvalidRequestError
@@ -305,6 +305,16 @@ def test_a_label_change_gives_contiguous_spans(harness: Harness) -> None:
     assert harness.output(early).weight_versions == both
     assert harness.output(held).weight_versions == both
     assert harness.output(late).weight_versions == [WeightSpan("s2", 0, 3)]
+
+
+def test_a_label_is_set_by_a_control_message(harness: Harness) -> None:
+    handle = harness.add(PROMPT, max_tokens=5, ignore_eos=True)
+    for _ in range(3):
+        harness.tick()
+    control(harness, WeightTransfer(action="update_weight_version", info={"new_version": "s2"}))
+    harness.run()
+    first, second = harness.output(handle).weight_versions
+    assert (first.version, second.version, first.end) == ("default", "s2", second.start)
 
 
 # --- pause ------------------------------------------------------------------------------------------------------

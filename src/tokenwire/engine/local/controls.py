@@ -1,11 +1,12 @@
-"""Pause, resume and cache reset in the core. A pause that must wait for running work answers when it is done."""
+"""Pause, resume, cache reset and weight label in the core. A pause that waits for running work answers when done."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from tokenwire.engine.base import Pause, ResetPrefixCache, Resume
+from tokenwire.engine.base import Pause, ResetPrefixCache, Resume, WeightTransfer
+from tokenwire.engine.local.label import label_facts
 from tokenwire.engine.local.messages import ControlCall, Reply, State
 
 if TYPE_CHECKING:
@@ -53,6 +54,14 @@ class PauseControl:
             case ResetPrefixCache() as reset:
                 done = self._core.scheduler.drop_prefix_cache(recompute_running=reset.reset_running_requests)
                 self._core.reply(client, Reply(message.call, {"success": done}))
+            case WeightTransfer() as step:
+                self._core.reply(client, Reply(message.call, self._label(step)))
+
+    def _label(self, step: WeightTransfer) -> dict[str, Any]:
+        """Facts about the label of the weights, after it was set where that was asked."""
+        if step.action == "update_weight_version":
+            self._core.set_weight_version(str(step.info["new_version"]))
+        return label_facts(step, self._core.weight_version)
 
     def settle(self) -> None:
         """Answer pauses that have waited for the end of running work."""

@@ -17,6 +17,7 @@ from tokenwire.engine.local.controls import PauseControl
 from tokenwire.engine.local.finish import FinishRules
 from tokenwire.engine.local.grammars import Grammars
 from tokenwire.engine.local.intake import Intake
+from tokenwire.engine.local.label import WEIGHT_VERSION
 from tokenwire.engine.local.model_step import ModelStep
 from tokenwire.engine.local.outputs import OutputBuffer
 from tokenwire.engine.local.requests import Request, RequestKey, Sequence, SequenceState
@@ -28,8 +29,6 @@ from tokenwire.errors import InvalidRequestError
 
 logger = logging.getLogger(__name__)
 
-WEIGHT_VERSION = "default"
-"""The label of weights as they were loaded."""
 COMPILE_POLL_MS = 5
 """How soon a core without other work sees that a grammar is ready."""
 

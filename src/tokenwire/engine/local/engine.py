@@ -21,9 +21,11 @@ from tokenwire.engine.base import (
     OutputStream,
     Pause,
     Resume,
+    WeightTransfer,
 )
 from tokenwire.engine.local import messages as wire
 from tokenwire.engine.local.keeper import CoreKeeper, CoreNews, CoreSource
+from tokenwire.engine.local.label import WeightLabel
 from tokenwire.engine.local.link import FrontLink
 from tokenwire.engine.local.models import Progress, no_progress
 from tokenwire.engine.local.options import LocalEngineOptions
@@ -57,6 +59,7 @@ class LocalEngine(Engine):
         self._gauges = wire.Gauges(EngineStats())
         self._num_others = 0
         """Sequences of other front ends, and those by which a request of ours is more than one."""
+        self._label = WeightLabel()
         self._owed: Pause | Resume | None = None
         """Asked for while the core was away; it hears of it when it is back."""
         self._info: EngineInfo | None = None
@@ -169,6 +172,8 @@ class LocalEngine(Engine):
     async def control(self, message: Control) -> dict[str, Any]:
         if not isinstance(message, wire.CONTROLS):
             return await super().control(message)
+        if isinstance(message, WeightTransfer):
+            self._label.note(message)
         if self._status is EngineStatus.RESTARTING:
             return self._note(message)
         link = self._serving_link()
@@ -178,6 +183,8 @@ class LocalEngine(Engine):
 
     def _note(self, message: Control) -> dict[str, Any]:
         """A control message while the core is away: nothing runs and nothing is cached, so it is as good as done."""
+        if isinstance(message, WeightTransfer):
+            return self._label.facts(message)
         if not isinstance(message, Pause | Resume):
             return {"success": True}
         self._owed = message
@@ -204,6 +211,8 @@ class LocalEngine(Engine):
             case wire.Ready():
                 self._info = message.info
                 self._status = EngineStatus.READY
+                if self._label.last_set is not None and self._link is not None:
+                    self._link.send(wire.ControlCall(NOBODY, self._label.last_set))
                 if self._owed is not None and self._link is not None:
                     self._link.send(wire.ControlCall(NOBODY, self._owed))
                     self._owed = None

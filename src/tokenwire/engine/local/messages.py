@@ -24,12 +24,13 @@ from tokenwire.engine.base import (
     ResetPrefixCache,
     Resume,
     WeightSpan,
+    WeightTransfer,
 )
 from tokenwire.wire.media import MultiModalFeatures
 from tokenwire.wire.sampling import SamplingParams
 
-AnyControl = Pause | Resume | ResetPrefixCache
-CONTROLS: tuple[type[Control], ...] = (Pause, Resume, ResetPrefixCache)
+AnyControl = Pause | Resume | ResetPrefixCache | WeightTransfer
+CONTROLS: tuple[type[Control], ...] = (Pause, Resume, ResetPrefixCache, WeightTransfer)
 
 
 # --- front end to core ------------------------------------------------------------------------------------------
