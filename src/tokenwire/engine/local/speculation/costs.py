@@ -16,8 +16,10 @@ from tokenwire.engine.local.runner import ModelRunner
 from tokenwire.engine.local.scheduler import Chunk
 from tokenwire.wire.sampling import SamplingParams
 
-ROWS = (1, 4, 8, 16, 32)
-_TRIES = 5
+ROWS = {"cpu": (1, 4, 8, 16, 32), "cuda": (1, 8, 32, 128, 512)}
+_TRIES = 10
+_PATIENCE_S = 1.5
+"""A large model gets two tries."""
 _CONTEXT = 4
 
 
@@ -48,11 +50,14 @@ MEMORY_BOUND = StepCosts((1, 8, 16, 64), (27.0, 27.0, 33.0, 93.0))
 
 def measure_costs(runner: ModelRunner) -> StepCosts:
     """Seconds by number of rows, the best of a few tries each. Writes into cache blocks that hold nothing yet."""
-    rows = tuple(count for count in ROWS if count <= runner.cache.num_blocks)
+    rows = tuple(count for count in ROWS.get(runner.device.type, ROWS["cuda"]) if count <= runner.cache.num_blocks)
     if len(rows) < 2:
         return MEMORY_BOUND
     best = dict.fromkeys(rows, float("inf"))
-    for _ in range(_TRIES):
+    began = time.monotonic()
+    for attempt in range(_TRIES):
+        if attempt >= 2 and time.monotonic() - began > _PATIENCE_S:
+            break
         for count in rows:
             best[count] = min(best[count], _seconds(lambda count=count: _step(runner, count)))  # type: ignore[misc]
     times = np.maximum.accumulate([best[count] for count in rows])  # a row more is never cheaper
