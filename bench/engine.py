@@ -175,7 +175,9 @@ def main() -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--configs", nargs="+", choices=list(CONFIGS), default=[PLAIN], help="ours (default: float32)")
+    parser.add_argument(
+        "--configs", nargs="+", choices=list(CONFIGS), default=list(CONFIGS), help="ours (default: all)"
+    )
     parser.add_argument("--serve-args", default="", metavar="ARGS", help="further arguments of `tokenwire serve`")
     parser.add_argument("--model", help="folder of the weights (default: SmolLM2-135M-Instruct)")
     parser.add_argument("--vllm-python", type=Path, metavar="PATH", help="a Python that has vLLM")
