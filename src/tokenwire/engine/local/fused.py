@@ -136,7 +136,7 @@ class FusedModel:
             active=floats(table.DOWN, table.BLOCKS, PANEL),
             records=records(table.QKV, table.OUTPUT, table.GATE_UP),
             active_records=records(table.DOWN),
-            counters=np.zeros(len(self._table) * NUM_STAGES, dtype=np.int64),
+            counters=np.zeros((len(self._table) * NUM_STAGES, 2), dtype=np.int64),
         )
 
     # --- the table ------------------------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """All decoder layers of a step as one compiled call: nothing of Python runs between two layers.
 
 A layer is a row of numbers: addresses of its weights, norms and cache. A step goes through the layers in
-stages; a stage is a number of tasks which the threads take one after another, so that one that is slow or late costs
-little. Small stages are done by one thread, since waking another takes longer.
+stages; a stage is a number of tasks which the threads take one after another. Threads are woken once a step. One that
+is slow takes less, and one that the system has put aside keeps the others waiting only if it holds a task.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tokenwire.engine.local.kernels import Floats, Ints, compiled, decode_one
 from tokenwire.engine.local.packing import Bytes
 from tokenwire.engine.local.prompt_kernel import QUERIES, attend_block
 from tokenwire.engine.local.tiles import BLOCK, BLOCK_BYTES, CODES, I8, PANEL, RECORD
-from tokenwire.engine.local.vectors import VECTOR, call_at, floats_at, gate_row, quantize_block, take_number
+from tokenwire.engine.local.vectors import VECTOR, call_at, floats_at, gate_row, quantize_block, take_number, wait_for
 
 Longs = NDArray[np.int64]
 
@@ -60,7 +60,7 @@ class Work(NamedTuple):
     """`normed` or `attended` in 8 bits, where the next product wants them so."""
     active_records: Bytes
     counters: Longs
-    """[layers * stages], zero when a step begins: tasks taken."""
+    """[layers * stages, 2], zero when a step begins: tasks taken, and finished."""
 
 
 class Positions(NamedTuple):
@@ -83,8 +83,6 @@ NUM_STAGES = 9
 _ROWS = 8
 """Rows of a task that goes row by row."""
 _FEW_ROWS, _FEW_TASKS = 16, 16
-_WORTH_THREADS = 1 << 14
-"""Numbers that a stage must touch to be worth waking threads."""
 
 
 @compiled()
@@ -250,24 +248,22 @@ def _linear_of(stage: int) -> int:
 
 
 @compiled()
-def _stage_size(stage: int, rows: int, line: Longs, shape: Shape, at: Positions) -> tuple[int, int, int]:
-    """(tasks, items of a task, numbers touched); an item is a row, a panel, a panel of both gate and up, or a head."""
+def _stage_size(stage: int, rows: int, line: Longs, shape: Shape, at: Positions) -> tuple[int, int]:
+    """(tasks, items of a task); an item is a row, a panel, a panel of both gate and up, or a K/V head of one query."""
     if stage == _ATTEND:
         decodes, blocks = at.tables.shape[0], at.prefill_tasks.shape[0]
-        keys = decodes * at.tables.shape[1] * shape.block_size + blocks * QUERIES * QUERIES
-        return (decodes + blocks) * shape.num_kv_heads, 1, keys * shape.num_heads * shape.head_dim // 4
+        return (decodes + blocks) * shape.num_kv_heads, 1
     if stage in (_NORM, _MLP_NORM, _ROPE, _QUANTIZE):
         if stage == _QUANTIZE and line[OUTPUT + CODE] != I8:
-            return 0, 1, 0
-        return -(-rows // _ROWS), _ROWS, rows * shape.hidden
+            return 0, 1
+        return -(-rows // _ROWS), _ROWS
     linear = _linear_of(stage)
     panels = line[linear + PANELS]
-    touched = panels * line[linear + BLOCKS] * PANEL * BLOCK
     if stage == _GATE_UP:
         panels //= 2
     # With few rows a panel takes less time than threads need to agree on who takes it.
     items = 1 if rows > _FEW_ROWS else max(1, panels // _FEW_TASKS)
-    return -(-panels // items), items, touched
+    return -(-panels // items), items
 
 
 @compiled()
@@ -304,46 +300,46 @@ def _do_panels(
 
 
 @compiled()
-def _take_tasks(stage: int, number: int, rows: int, line: Longs, shape: Shape, work: Work, at: Positions) -> None:
-    """Work on a stage until none of its tasks is left; `number` is its counter."""
-    tasks, items, _ = _stage_size(stage, rows, line, shape, at)
-    counter = work.counters.ctypes.data + number * 8
-    by_panels = stage in (_QKV, _OUTPUT, _GATE_UP, _DOWN)
-    scratch = np.empty(SCRATCH if by_panels else 0, dtype=np.float32)
-    pair = np.empty((rows if stage == _GATE_UP else 0, 2 * PANEL), dtype=np.float32)
-    longest = at.tables.shape[1] * shape.block_size + VECTOR if stage == _ATTEND else 0
+def _go_through(stages: int, rows: int, table: Longs, shape: Shape, work: Work, at: Positions) -> None:
+    """One thread's way through all stages: take tasks while there are any, then wait for those that others took."""
+    scratch = np.empty(SCRATCH, dtype=np.float32)
+    pair = np.empty((rows, 2 * PANEL), dtype=np.float32)
+    longest = at.tables.shape[1] * shape.block_size + VECTOR
     scores = np.empty((shape.num_heads // shape.num_kv_heads, longest), dtype=np.float32)
-    panels = line[_linear_of(stage) + PANELS] // (2 if stage == _GATE_UP else 1)
-    task = take_number(counter)
-    while task < tasks:
-        first = task * items
-        if stage == _ATTEND:
-            _attend(task, line, shape, work, at, scores)
-        elif by_panels:
-            _do_panels(shape.multiply, stage, first, min(first + items, panels), rows, line, work, scratch, pair)
-        else:
-            _do_rows(stage, first, min(first + items, rows), line, shape, work, at)
-        task = take_number(counter)
-
-
-@compiled(parallel=True)
-def _take_tasks_together(
-    threads: int, stage: int, number: int, rows: int, line: Longs, shape: Shape, work: Work, at: Positions
-) -> None:
-    for _ in prange(threads):
-        _take_tasks(stage, number, rows, line, shape, work, at)
-
-
-@compiled()
-def run_layers(threads: int, stages: int, rows: int, table: Longs, shape: Shape, work: Work, at: Positions) -> None:
-    """The first `stages` stages of every layer of `table`, for the first `rows` rows of `work`."""
-    work.counters[:] = 0
     for layer in range(table.shape[0]):
         line = table[layer]
         for stage in range(stages):
-            number = layer * NUM_STAGES + stage
-            _, _, touched = _stage_size(stage, rows, line, shape, at)
-            if threads == 1 or touched < _WORTH_THREADS:
-                _take_tasks(stage, number, rows, line, shape, work, at)
-            else:
-                _take_tasks_together(threads, stage, number, rows, line, shape, work, at)
+            tasks, items = _stage_size(stage, rows, line, shape, at)
+            taken = work.counters.ctypes.data + (layer * NUM_STAGES + stage) * 16
+            finished = taken + 8
+            task = take_number(taken)
+            while task < tasks:
+                first = task * items
+                if stage == _ATTEND:
+                    _attend(task, line, shape, work, at, scores)
+                elif stage in (_QKV, _OUTPUT, _GATE_UP, _DOWN):
+                    panels = line[_linear_of(stage) + PANELS] // (2 if stage == _GATE_UP else 1)
+                    last = min(first + items, panels)
+                    _do_panels(shape.multiply, stage, first, last, rows, line, work, scratch, pair)
+                else:
+                    _do_rows(stage, first, min(first + items, rows), line, shape, work, at)
+                take_number(finished)
+                task = take_number(taken)
+            wait_for(finished, tasks)
+
+
+@compiled(parallel=True)
+def _go_through_together(
+    threads: int, stages: int, rows: int, table: Longs, shape: Shape, work: Work, at: Positions
+) -> None:
+    for _ in prange(threads):
+        _go_through(stages, rows, table, shape, work, at)
+
+
+def run_layers(threads: int, stages: int, rows: int, table: Longs, shape: Shape, work: Work, at: Positions) -> None:
+    """The first `stages` stages of every layer of `table`, for the first `rows` rows of `work`."""
+    work.counters[:] = 0
+    if threads == 1:
+        _go_through(stages, rows, table, shape, work, at)
+    else:
+        _go_through_together(threads, stages, rows, table, shape, work, at)

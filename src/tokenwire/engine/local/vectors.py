@@ -5,6 +5,7 @@ Addresses are integers. What is read and written may lie at any address.
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from llvmlite import ir
@@ -16,6 +17,8 @@ from tokenwire.engine.local.vector_ir import LANES, Builder, Value, intrinsic, n
 
 VECTOR = LANES
 """Numbers of a vector."""
+_PATIENCE = 4096
+"""Looks at a number (some microseconds) before a waiting thread offers its core to others."""
 
 
 @intrinsic
@@ -215,9 +218,37 @@ def take_number(context: Any, address: Any) -> Any:
 
     def generate(_: Any, b: Builder, __: Any, arguments: list[Value]) -> Value:
         place = b.inttoptr(arguments[0], w.I64.as_pointer())
-        return b.atomic_rmw("add", place, number(1), "monotonic")
+        return b.atomic_rmw("add", place, number(1), "acq_rel")
 
     return types.int64(types.int64), generate
+
+
+def _write_wait(b: Builder, arguments: list[Value]) -> None:
+    address, target = arguments
+    place = b.inttoptr(address, w.I64.as_pointer())
+    look, again, give_way, done = (b.append_basic_block(name) for name in ("look", "again", "give_way", "done"))
+    start = b.block
+    b.branch(look)
+    b.position_at_end(look)
+    turns = b.phi(w.I64)
+    turns.add_incoming(number(0), start)
+    b.cbranch(b.icmp_signed(">=", b.load_atomic(place, "acquire", 8), target), done, again)
+    b.position_at_end(again)
+    more = b.add(turns, number(1))
+    turns.add_incoming(more, again)
+    b.cbranch(b.icmp_signed(">", more, number(_PATIENCE)), give_way, look)
+    b.position_at_end(give_way)
+    if sys.platform != "win32":
+        w.call(b, "sched_yield", w.I32, [])
+    turns.add_incoming(more, give_way)
+    b.branch(look)
+    b.position_at_end(done)
+
+
+@intrinsic
+def wait_for(context: Any, address: Any, target: Any) -> Any:
+    """Until the int64 at `address` has reached `target`, which other threads see to; gives way when it takes long."""
+    return types.void(types.int64, types.int64), w.calls("wait", _write_wait)
 
 
 @intrinsic
