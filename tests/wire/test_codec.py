@@ -206,3 +206,26 @@ def test_without_a_cap_the_vocabulary_is_the_most_logprobs() -> None:
         check_against(normalize(SamplingParams(logprobs=count, prompt_logprobs=count)), uncapped)
     with pytest.raises(InvalidRequestError, match="max allowed: 100"):
         check_against(normalize(SamplingParams(logprobs=101)), uncapped)
+
+
+@pytest.mark.parametrize("escape", [r"\ud800", r"\uDFFF", r"a\udc00\ud800"])
+@pytest.mark.parametrize(
+    "body, where",
+    [
+        ('{"token_ids": [1], "sampling_params": {}, "cache_salt": "%s"}', "body.cache_salt"),
+        ('{"token_ids": [1], "sampling_params": {}, "request_id": "%s"}', "body.request_id"),
+        ('{"token_ids": [1], "sampling_params": {}, "model": "%s"}', "body.model"),
+        ('{"token_ids": [1], "sampling_params": {"stop": ["a", "%s"]}}', "body.sampling_params.stop.1"),
+        ('{"token_ids": [1], "sampling_params": {}, "%s": 1}', "body (a name in it)"),
+    ],
+)
+def test_half_of_a_surrogate_pair_is_refused_by_the_name_of_its_field(body: str, where: str, escape: str) -> None:
+    with pytest.raises(BodyValidationError, match="lone surrogates") as caught:
+        codec.decode(GenerateRequest, (body % escape).encode())
+    assert where in str(caught.value)
+    str(caught.value).encode()  # the reply can be written
+
+
+def test_whole_surrogate_pairs_are_text() -> None:
+    body = rb'{"token_ids": [1], "sampling_params": {}, "cache_salt": "\ud83d\ude00 \u00e9"}'
+    assert codec.decode(GenerateRequest, body)[0].cache_salt == "\U0001f600 \u00e9"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 
@@ -34,7 +35,13 @@ def reply_format(scope: Scope) -> Format:
 
 def _media_types(accept: str) -> Iterator[str]:
     for part in accept.lower().split(","):
-        yield part.partition(";")[0].strip()
+        media_type, _, options = part.partition(";")
+        if not _REFUSED.search(options):
+            yield media_type.strip()
+
+
+_REFUSED = re.compile(r"(^|;)\s*q\s*=\s*0(\.0*)?\s*(;|$)")
+"""Named in Accept, but as what must not come."""
 
 
 def request_context(scope: Scope, fmt: Format) -> RequestContext:

@@ -8,6 +8,7 @@ fields it passed over, and reports every remaining problem with its path.
 from __future__ import annotations
 
 import json
+import re
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -21,6 +22,8 @@ Format = Literal["json", "msgpack"]
 T = TypeVar("T")
 
 MAX_REPORTED = 10
+_HALF_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")
+"""A surrogate, alone or one of a pair: these bodies are looked at more closely."""
 
 
 def decode(kind: type[T], body: bytes, fmt: Format = "json") -> tuple[T, tuple[str, ...]]:
@@ -28,6 +31,8 @@ def decode(kind: type[T], body: bytes, fmt: Format = "json") -> tuple[T, tuple[s
 
     Raises `BodyValidationError` with at most ten problems.
     """
+    if fmt == "json":
+        refuse_half_pairs(body)
     try:
         if fmt == "msgpack" and kind is GenerateRequest:
             return _decoder(RawGenerateRequest, fmt).decode(body).plain(), ()
@@ -35,6 +40,31 @@ def decode(kind: type[T], body: bytes, fmt: Format = "json") -> tuple[T, tuple[s
     except (msgspec.MsgspecError, RecursionError, ValueError) as exc:
         value = _plain(body, fmt, exc)
     return _decode_leniently(kind, value)
+
+
+def refuse_half_pairs(body: bytes) -> None:
+    """Raise `BodyValidationError` for text with half of a surrogate pair, which JSON can spell and nothing can carry.
+
+    A body that is no JSON is left to its decoder.
+    """
+    if not _HALF_PAIR.search(body):
+        return
+    try:
+        plain = json.loads(body)
+    except (ValueError, RecursionError):
+        return
+    waiting: list[tuple[str, Any]] = [("body", plain)]
+    while waiting:
+        where, value = waiting.pop()
+        if isinstance(value, dict):
+            waiting += [(f"{where}.{name}", part) for name, part in value.items()]
+            waiting += [(f"{where} (a name in it)", name) for name in value]
+        elif isinstance(value, list):
+            waiting += [(f"{where}.{index}", part) for index, part in enumerate(value)]
+        elif isinstance(value, str) and not value.isascii() and any("\ud800" <= char <= "\udfff" for char in value):
+            shown = where.encode("ascii", "backslashreplace").decode()
+            problem = f"text must not have lone surrogates, got {value[:40]!a}"
+            raise BodyValidationError([(shown, problem)])
 
 
 def convert(kind: type[T], value: Any) -> tuple[T, tuple[str, ...]]:

@@ -126,20 +126,24 @@ class LocalEngine(Engine):
         if self._gauges.state == "closed":
             raise EngineUnavailableError("The engine is paused.")
         handle, queue = self._streams.open(request.request_id, request.sampling.n)
-        link.send(
-            wire.Add(
-                handle=handle,
-                prompt=wire.pack_ids(request.prompt_token_ids),
-                sampling=request.sampling,
-                stream=request.stream,
-                priority=request.priority,
-                cache_salt=request.cache_salt,
-                adapter=request.adapter,
-                features=request.features,
-                reasoning_ended=request.reasoning_ended,
-                kv_transfer_params=None if request.kv_transfer_params is None else dict(request.kv_transfer_params),
+        try:
+            link.send(
+                wire.Add(
+                    handle=handle,
+                    prompt=wire.pack_ids(request.prompt_token_ids),
+                    sampling=request.sampling,
+                    stream=request.stream,
+                    priority=request.priority,
+                    cache_salt=request.cache_salt,
+                    adapter=request.adapter,
+                    features=request.features,
+                    reasoning_ended=request.reasoning_ended,
+                    kv_transfer_params=None if request.kv_transfer_params is None else dict(request.kv_transfer_params),
+                )
             )
-        )
+        except BaseException:  # what cannot be sent is not open
+            self._streams.forget(handle)
+            raise
         return queue
 
     async def abort(self, request_ids: Iterable[str]) -> list[str]:

@@ -47,6 +47,10 @@ class Streams:
         self._open[handle] = _Open(request_id, queue)
         return handle, queue
 
+    def forget(self, handle: int) -> None:
+        """The core was never told of this one."""
+        self._open.pop(handle, None)
+
     def handles_of(self, request_ids: set[str]) -> dict[int, str]:
         """Handles of those request ids that are open."""
         return {handle: o.request_id for handle, o in self._open.items() if o.request_id in request_ids}

@@ -21,7 +21,7 @@ from tokenwire.server.observers import LogObserver
 from tokenwire.server.responses import WireResponse
 from tokenwire.server.routing import RouteSpec
 from tokenwire.service.generate import PreparedGenerate
-from tokenwire.wire.codec import encode
+from tokenwire.wire.codec import encode, refuse_half_pairs
 from tokenwire.wire.generate import (
     DerenderChoice,
     GenerateChunk,
@@ -117,6 +117,8 @@ async def _body(request: Request) -> bytes:
 def _ids_in(body: bytes, content_type: str) -> list[str]:
     """Empty where the body names none. JSON unless the type says MessagePack: upstream asks for no type here."""
     in_msgpack = "msgpack" in content_type
+    if not in_msgpack:
+        refuse_half_pairs(body)
     try:
         plain: Any = msgspec.msgpack.decode(body) if in_msgpack else msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as exc:
