@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from array import array
 from dataclasses import dataclass
 
 
@@ -41,6 +42,7 @@ class Case:
             return json.dumps(request).encode()
         import msgspec
 
+        request["token_ids"] = array("i", range(1, self.prompt + 1)).tobytes()
         return msgspec.msgpack.encode(request)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from typing import Any
 
 import msgspec
@@ -20,7 +21,7 @@ from hypothesis import strategies as st
 
 from tokenwire.errors import BodyValidationError, InvalidRequestError
 from tokenwire.wire import codec
-from tokenwire.wire.generate import GenerateRequest, ParseContext
+from tokenwire.wire.generate import GenerateRequest, ParseContext, request_with_ids_below
 from tokenwire.wire.sampling import SamplingParams
 from tokenwire.wire.sampling_rules import SamplingLimits, check_against, normalize
 
@@ -229,3 +230,19 @@ def test_half_of_a_surrogate_pair_is_refused_by_the_name_of_its_field(body: str,
 def test_whole_surrogate_pairs_are_text() -> None:
     body = rb'{"token_ids": [1], "sampling_params": {}, "cache_salt": "\ud83d\ude00 \u00e9"}'
     assert codec.decode(GenerateRequest, body)[0].cache_salt == "\U0001f600 \u00e9"
+
+
+@given(st.lists(st.integers(-2, 120), max_size=5), st.booleans())
+def test_a_narrower_request_refuses_nothing_that_the_plain_one_takes(ids: list[int], odd: bool) -> None:
+    body = json.dumps({"token_ids": ids, "sampling_params": {"n": "1"} if odd else {}}).encode()
+    narrower = request_with_ids_below(100)
+    if min(ids, default=-1) < 0:
+        with pytest.raises(BodyValidationError) as plainly:
+            codec.decode(GenerateRequest, body)
+        with pytest.raises(BodyValidationError, match=re.escape(str(plainly.value))):
+            codec.decode(GenerateRequest, body, narrower=narrower)
+        return
+    plain = codec.decode(GenerateRequest, body)
+    request, unknown = codec.decode(GenerateRequest, body, narrower=narrower)
+    assert (msgspec.to_builtins(request), unknown) == (msgspec.to_builtins(plain[0]), plain[1])
+    assert (100 if not odd and max(ids) < 100 else None) == request.IDS_BELOW

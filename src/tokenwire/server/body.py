@@ -62,13 +62,15 @@ async def read_body(scope: Scope, receive: Receive, limit_bytes: int) -> bytes:
             return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-async def read_as(kind: type[T], scope: Scope, receive: Receive, limit_bytes: int) -> tuple[T, tuple[str, ...]]:
-    """The body decoded as `kind`, and the names of unknown fields. Raises the errors of its parts."""
+async def read_as(
+    kind: type[T], scope: Scope, receive: Receive, limit_bytes: int, *, narrower: type[T] | None = None
+) -> tuple[T, tuple[str, ...]]:
+    """The body decoded as `kind`, and the names of unknown fields; see `codec.decode`. Raises its parts' errors."""
     fmt = body_format(scope)
     body = await read_body(scope, receive, limit_bytes)
     if len(body) < DECODE_IN_THREAD_BYTES:
-        return decode(kind, body, fmt)
-    return await asyncio.to_thread(decode, kind, body, fmt)
+        return decode(kind, body, fmt, narrower=narrower)
+    return await asyncio.to_thread(decode, kind, body, fmt, narrower=narrower)
 
 
 def _declared_length(scope: Scope) -> int:

@@ -91,10 +91,11 @@ def _unencodable(value: Any) -> str | None:
     return None
 
 
-def check_prompt(token_ids: list[int], info: EngineInfo) -> None:
+def check_prompt(request: GenerateRequest, info: EngineInfo) -> None:
     """Ids within the vocabulary, and room for at least one new token."""
-    highest = max(token_ids)
-    if highest >= info.vocab_size:
+    token_ids = request.token_ids
+    has_looked = request.IDS_BELOW is not None and info.vocab_size >= request.IDS_BELOW
+    if not has_looked and (highest := max(token_ids)) >= info.vocab_size:
         raise InvalidRequestError(
             f"Token id {highest} is out of vocabulary (position {token_ids.index(highest)}; valid ids are 0 to "
             f"{info.vocab_size - 1})",

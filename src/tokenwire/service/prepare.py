@@ -130,7 +130,7 @@ class Preparer:
             self.text.check_context(request)
         check_encodable(request, sampling)
         check_against(sampling, self._limits())
-        check_prompt(request.token_ids, info)
+        check_prompt(request, info)
         model_name = adapter.name if adapter is not None else self.models.name
         check_features(request, sampling, info, model=self.models.name)
         check_rank(context, info)

@@ -7,6 +7,7 @@ fields it passed over, and reports every remaining problem with its path.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from typing import Any, Literal, TypeVar
@@ -26,13 +27,20 @@ _HALF_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")
 """A surrogate, alone or one of a pair: these bodies are looked at more closely."""
 
 
-def decode(kind: type[T], body: bytes, fmt: Format = "json") -> tuple[T, tuple[str, ...]]:
+def decode(
+    kind: type[T], body: bytes, fmt: Format = "json", *, narrower: type[T] | None = None
+) -> tuple[T, tuple[str, ...]]:
     """Decode `body` as `kind`; also gives the dotted names of unknown fields that were passed over.
+
+    `narrower` is tried first: a kind that checks more on the way. What it refuses is refused, or not, by `kind`.
 
     Raises `BodyValidationError` with at most ten problems.
     """
     if fmt == "json":
         refuse_half_pairs(body)
+    if narrower is not None and fmt == "json":
+        with contextlib.suppress(msgspec.MsgspecError, RecursionError, ValueError):
+            return _decoder(narrower, fmt).decode(body), ()
     try:
         if fmt == "msgpack" and kind is GenerateRequest:
             return _decoder(RawGenerateRequest, fmt).decode(body).plain(), ()

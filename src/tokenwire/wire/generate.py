@@ -6,6 +6,7 @@ Field order, defaults and which nulls are sent are vLLM's; docs/wire.md has them
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import msgspec
@@ -65,6 +66,9 @@ class ParseContext(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """One prompt, given as ids."""
 
+    IDS_BELOW: ClassVar[int | None] = None
+    """All of `token_ids` are known to be below this; None: nobody has looked."""
+
     token_ids: Annotated[list[Annotated[int, Meta(ge=0)]], Meta(min_length=1)]
     sampling_params: SamplingParams
     request_id: str | None = None
@@ -100,6 +104,22 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
         return msgspec.structs.replace(self, token_ids=raw)
 
 
+@functools.cache
+def request_with_ids_below(vocab_size: int) -> type[GenerateRequest]:
+    """The same request, but decoding it refuses ids from `vocab_size` on: a look at every id that costs nothing."""
+    ids = Annotated[list[Annotated[int, Meta(ge=0, le=vocab_size - 1)]], Meta(min_length=1)]
+    return msgspec.defstruct(  # type: ignore[return-value]
+        "GenerateRequest",
+        [("token_ids", ids)],
+        bases=(GenerateRequest,),
+        namespace={"IDS_BELOW": vocab_size},
+        frozen=True,
+        kw_only=True,
+        omit_defaults=True,
+        forbid_unknown_fields=True,
+    )
+
+
 class RawGenerateRequest(GenerateRequest, frozen=True, kw_only=True):
     """A request read from MessagePack, where ids may be int32 bytes."""
 
@@ -107,8 +127,10 @@ class RawGenerateRequest(GenerateRequest, frozen=True, kw_only=True):
 
     def plain(self) -> GenerateRequest:
         """Raises `ValueError` for bytes that are no ids."""
-        ids = unpack_ids(self.token_ids) if isinstance(self.token_ids, bytes) else self.token_ids
-        if not ids or min(ids) < 0:
+        given = self.token_ids
+        ids = unpack_ids(given) if isinstance(given, bytes) else given
+        # The highest byte of a negative int32 is no ASCII.
+        if not ids or (isinstance(given, bytes) and not given[3::4].isascii()):
             raise ValueError("ids must be there, and none negative")
         fields = {name: getattr(self, name) for name in self.__struct_fields__}
         return GenerateRequest(**{**fields, "token_ids": ids})

@@ -30,6 +30,7 @@ from tokenwire.wire.generate import (
     TextChoice,
     TokensChoice,
     UsageChunk,
+    request_with_ids_below,
 )
 
 
@@ -40,7 +41,8 @@ class GenerateEndpoint:
         server = server_of(scope)
         service = generate_of(server)
         limit = server.settings.network.max_body_bytes
-        request, unknown = await read_as(GenerateRequest, scope, receive, limit)
+        narrower = request_with_ids_below(service.engine.info.vocab_size)
+        request, unknown = await read_as(GenerateRequest, scope, receive, limit, narrower=narrower)
         fmt = reply_format(scope)
         prepared = await service.prepare(request, request_context(scope, fmt), unknown)
         log = server.log
