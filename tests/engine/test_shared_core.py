@@ -151,3 +151,31 @@ def test_a_front_end_that_was_forgotten_is_not_heard_any_more(folders: dict[str,
     harness.add([5, 6, 7], max_tokens=50)
     harness.tick()
     assert harness.core.idle
+
+
+def test_a_core_begins_in_the_state_that_its_keeper_tells(folders: dict[str, Path]) -> None:
+    harness = Harness(folders["llama"])
+    harness.core.take(b"starter", wire.Begin("closed"))
+    harness.core.take(b"another", wire.Attach("ready"))
+    assert harness.core._gauges().state == "closed"
+    harness.core.take(CLIENT, wire.ControlCall(1, Resume()))
+    harness.core.take(b"starter", wire.Begin("closed"))  # it came late
+    assert harness.core._gauges().state == "ready"
+
+
+async def test_a_front_end_that_starts_while_the_core_is_away_waits(shared: Shared) -> None:
+    assert shared.keeper.pid is not None
+    told = ToldCore()
+    told.tell(CoreNews(address=shared.address))
+    os.kill(shared.keeper.pid, signal.SIGKILL)
+    died = await shared.keeper.next()
+    late = LocalEngine(source=told, identity=new_identity(), state="frozen")
+    starting = asyncio.create_task(late.start())
+    await asyncio.sleep(0.1)
+    told.tell(died)
+    await asyncio.sleep(0.1)
+    assert not starting.done()
+    told.tell(await shared.keeper.next())
+    await starting
+    await until(lambda: late.status is EngineStatus.FROZEN)
+    await late.close()

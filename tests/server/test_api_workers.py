@@ -132,6 +132,31 @@ def test_a_limit_is_that_of_the_whole_server(server):
         assert "at most 12" in refused.text
 
 
+def test_bad_requests_take_no_place(server):
+    is_over, codes = threading.Event(), []
+
+    def send(payload, wanted):
+        with httpx.Client(base_url=server.address, timeout=20) as client:
+            while not is_over.is_set():
+                code = client.post(GENERATE, json=payload).status_code
+                if code != wanted:
+                    codes.append(code)
+                    return
+
+    payloads = [(body([99_999_999]), 400)] * 3 + [(body(max_tokens=1), 200)] * 6
+    clients = [threading.Thread(target=send, args=payload) for payload in payloads]
+    for client in clients:
+        client.start()
+    time.sleep(1.5)
+    is_over.set()
+    for client in clients:
+        client.join(20)
+    assert codes == []
+    for stream in streams(server.address, 12, max_tokens=3):
+        stream.join(20)
+        assert (stream.status, stream.reason) == (200, "length")
+
+
 def test_pause_and_resume_are_for_all(server):
     assert httpx.post(f"{server.address}/pause").json() == {"status": "paused"}
     assert {httpx.get(f"{server.address}/is_paused").json()["is_paused"] for _ in range(12)} == {True}

@@ -146,6 +146,31 @@ def test_a_stop_signal_drains_and_leaves_nothing(server):
     wait_for(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in everything), 10)
 
 
+def test_a_pause_outlives_a_core_and_a_front_end_that_die_together(model):
+    with serve(model, "--engine-restarts", "9") as process:
+        process.wait_ready()
+        asked = (("/pause?mode=abort", "paused"), ("/pause?mode=keep", "frozen"), ("/resume", "ready"))
+        for path, state in asked:
+            assert httpx.post(f"{process.address}{path}").status_code == 200
+            front_ends, cores = front_ends_of(process), cores_of(process)
+            killed = [*front_ends, cores[0]] if state == "paused" else [front_ends[0], cores[1]]
+            for pid in killed:
+                os.kill(pid, signal.SIGKILL)
+            wait_for(lambda: told_of(process) == [[state, state]] * 10, 60)  # noqa: B023
+            assert not {*front_ends_of(process), *cores_of(process)} & {*killed}
+            assert (len(front_ends_of(process)), len(cores_of(process))) == (2, 2)
+            if state == "paused":
+                assert httpx.post(f"{process.address}/resume").status_code == 200
+        assert not any("is being restarted" in line for line in process.lines)
+
+
+def told_of(process):
+    try:
+        return [httpx.get(f"{process.address}/server_info").json()["engine"]["replicas"] for _ in range(10)]
+    except httpx.TransportError:  # a front end is away
+        return None
+
+
 @pytest.mark.slow
 def test_nothing_outlives_a_killed_starter(model):
     with serve(model) as process:

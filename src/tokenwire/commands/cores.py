@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from tokenwire.engine.local.keeper import CoreKeeper, CoreNews
 from tokenwire.engine.local.link import FrontLink
-from tokenwire.engine.local.messages import Forget, FromCore
+from tokenwire.engine.local.messages import Begin, Forget, FromCore, State
 from tokenwire.engine.local.models import Progress
 from tokenwire.engine.local.options import LocalEngineOptions
 
@@ -18,10 +18,14 @@ Tell = Callable[[int, CoreNews], None]
 class Cores:
     """One core process for each of `options`, by rank."""
 
-    def __init__(self, options: Sequence[LocalEngineOptions], progress: Progress, tell: Tell) -> None:
+    def __init__(
+        self, options: Sequence[LocalEngineOptions], progress: Progress, tell: Tell, state: Callable[[], State]
+    ) -> None:
+        """`state` is asked whenever a core begins: that which the server is in."""
         self._keepers = [CoreKeeper(one, progress) for one in options]
         self._links: list[FrontLink | None] = [None] * len(options)
         self._tell = tell
+        self._state = state
         self._followers: list[asyncio.Task[None]] = []
 
     def __len__(self) -> int:
@@ -58,7 +62,9 @@ class Cores:
         if link is not None:
             link.close()
         # Not attached: what the core tells its front ends is not for us.
-        self._links[rank] = None if news.address is None else FrontLink(news.address, _ignore)
+        self._links[rank] = link = None if news.address is None else FrontLink(news.address, _ignore)
+        if link is not None:
+            link.send(Begin(self._state()))
         self._tell(rank, news)
 
 

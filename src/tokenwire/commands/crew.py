@@ -20,6 +20,7 @@ import msgspec
 from tokenwire.engine.base import Pause, Resume
 from tokenwire.engine.local.keeper import CoreNews
 from tokenwire.engine.local.link import new_identity
+from tokenwire.engine.local.messages import State, state_after
 from tokenwire.engine.local.process import describe_exit
 from tokenwire.server.board import Board
 from tokenwire.server.channel import (
@@ -33,6 +34,7 @@ from tokenwire.server.channel import (
     News,
     NotStarted,
     Obey,
+    Obeyed,
     Question,
     Started,
     TellFigures,
@@ -118,6 +120,11 @@ class Crew:
     def tell_core(self, rank: int, news: CoreNews) -> None:
         self._news[rank] = news
         self._send_all(News(rank, news))
+
+    @property
+    def state(self) -> State:
+        """That of the server: what cores begin in."""
+        return "ready" if self._pause is None else state_after(self._pause)
 
     def drain(self) -> None:
         """Let running requests finish; called again: end now."""
@@ -211,6 +218,8 @@ class Crew:
                         logger.warning("front end %d serves again", member.row)
                 case NotStarted(message=told):
                     member.failure = told
+                case Obeyed(control=control):
+                    self._note(control)
                 case Answer(call=call, value=value):
                     answer = member.calls.pop(call, None)
                     if answer is not None and not answer.done():
@@ -234,6 +243,9 @@ class Crew:
             known = [left] if self._departed is None else [self._departed, left]
             self._departed = together(known, share_engine=True)
 
+    def _note(self, control: Pause | Resume) -> None:
+        self._pause = None if isinstance(control, Resume) else control
+
     # --- questions
 
     async def _relay(self, asker: Member, ask: Ask) -> None:
@@ -242,7 +254,7 @@ class Crew:
             case TellFigures(own=own):
                 asker.figures = own
             case Obey(control=control):
-                self._pause = None if isinstance(control, Resume) else control
+                self._note(control)
         others = [member for member in self._members.values() if member is not asker and member.is_serving]
         answers = list(await asyncio.gather(*(self._ask(member, question) for member in others)))
         if isinstance(question, TellFigures):

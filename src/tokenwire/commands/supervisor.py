@@ -54,7 +54,7 @@ class _Supervisor:
     async def run(self, on_ready: OnReady) -> int:
         settings, stopped = self._settings, asyncio.Event()
         board = Board.create(settings.network.api_server_count)
-        cores = Cores(self._options, self._progress, lambda rank, news: crew.tell_core(rank, news))
+        cores = Cores(self._options, self._progress, lambda rank, news: crew.tell_core(rank, news), lambda: crew.state)
         crew = Crew(self._job(board), board, self._descriptors(board), cores.forget)
 
         def stop() -> None:

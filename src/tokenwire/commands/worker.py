@@ -18,10 +18,11 @@ from tokenwire.commands.memory import release_start_up_memory
 from tokenwire.commands.opening import model_folder, open_server
 from tokenwire.commands.progress import LoadProgress
 from tokenwire.commands.runtime import close
-from tokenwire.engine.announced import AnnouncedEngine
+from tokenwire.engine.announced import AnnouncedEngine, RememberedEngine
 from tokenwire.engine.base import Control, Engine
 from tokenwire.engine.local.engine import LocalEngine
 from tokenwire.engine.local.keeper import ToldCore
+from tokenwire.engine.local.messages import state_after
 from tokenwire.engine.replicas import ReplicaEngine
 from tokenwire.errors import TokenwireError
 from tokenwire.server.app import create_app
@@ -36,6 +37,7 @@ from tokenwire.server.channel import (
     News,
     NotStarted,
     Obey,
+    Obeyed,
     Started,
     ToFrontEnd,
 )
@@ -121,8 +123,11 @@ class FrontEnd:
         if not job.with_engine:
             return None
         if self._cores:
-            replicas = [LocalEngine(source=core, identity=job.identity) for core in self._cores]
-            return replicas[0] if len(replicas) == 1 else ReplicaEngine(replicas, self._board.sessions, first=job.row)
+            state = "ready" if job.pause is None else state_after(job.pause)
+            replicas = [LocalEngine(source=core, identity=job.identity, state=state) for core in self._cores]
+            alone = len(replicas) == 1
+            shared = replicas[0] if alone else ReplicaEngine(replicas, self._board.sessions, first=job.row)
+            return RememberedEngine(shared, lambda control: self._channel.send(Obeyed(control)))
         self._peers.own_engine = make_engine(job.settings, self._progress)
         return AnnouncedEngine(self._peers.own_engine, self._announce)
 

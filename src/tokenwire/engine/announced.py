@@ -95,3 +95,25 @@ class AnnouncedEngine(Engine):
             return await self.inner.control(message)
         own, others = await asyncio.gather(self.inner.control(message), self._announce(message))
         return merge_facts([own, *others])
+
+
+class RememberedEngine(AnnouncedEngine):
+    """`inner`, which front ends share: the others need not obey, but who keeps it remembers what it was told."""
+
+    def __init__(self, inner: Engine, remember: Callable[[Pause | Resume], None]) -> None:
+        super().__init__(inner, _nobody)
+        self._remember = remember
+
+    @property
+    def info(self) -> EngineInfo:
+        return self.inner.info
+
+    async def control(self, message: Control) -> dict[str, Any]:
+        facts = await self.inner.control(message)
+        if isinstance(message, Pause | Resume):
+            self._remember(message)
+        return facts
+
+
+async def _nobody(_: Pause | Resume) -> Sequence[dict[str, Any]]:
+    return ()

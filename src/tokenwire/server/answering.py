@@ -103,7 +103,11 @@ async def send_stream(
         (b"cache-control", b"no-cache"),
         (b"x-accel-buffering", b"no"),  # nginx in front passes events on as they come
     ]
-    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    try:
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+    except BaseException:
+        await batches.aclose()
+        raise
     tail = b""
     async with DisconnectWatch(receive) as watch:
         try:

@@ -11,17 +11,14 @@ import fcntl
 import mmap
 import os
 import tempfile
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from tokenwire.engine.replicas import SESSION_BYTES, Sessions
 from tokenwire.service.admission import Admission, Ticket
 
-_FIELDS = 4  # sequences, prompt tokens, sequences about to enter, when that was said
-_SEQS, _TOKENS, _CLAIM, _CLAIMED_AT = range(_FIELDS)
+_FIELDS = 2
+_SEQS, _TOKENS = range(_FIELDS)
 _ROW_BYTES = 8 * _FIELDS
-CLAIM_S = 0.25
-"""How long a request that passed admission may take to enter before its place is given away."""
 
 
 class Board:
@@ -72,8 +69,7 @@ def _size(num_rows: int) -> int:
 class SharedAdmission(Admission):
     """The limits of a whole server, kept by several front ends; this one writes row `row` of the board.
 
-    A request is checked first and enters a moment later. In between the others count it as there, so that together they
-    never admit more than the limit; one that takes too long to enter is checked again.
+    Places are taken under the lock, so that together they never admit more than the limit.
     """
 
     def __init__(self, max_seqs: int | None, max_tokens: int | None, board: Board, row: int) -> None:
@@ -103,34 +99,15 @@ class SharedAdmission(Admission):
         return self._max_seqs is not None or self._max_tokens is not None
 
     def check(self, n: int) -> None:
-        if not self._is_limited:
-            return
-        with self._board.locked():
+        """Of this moment only; others may take what is free before `enter_all` does."""
+        if self._is_limited:
             self._compare(n, *self._everybody())
-            self._claim(self._claimed(self._row) + n)
 
-    def enter(self, n: int, prompt_len: int) -> Ticket:
-        """Raises `OverloadedError` when the place that `check` found has been given away meanwhile."""
-        if not self._is_limited:
-            return super().enter(n, prompt_len)
-        with self._board.locked():
-            claimed = self._claimed(self._row)
-            if claimed < n:
-                self._compare(n, *self._everybody())
-            self._claim(max(0, claimed - n))
-            return super().enter(n, prompt_len)
+    def enter_all(self, sizes: Sequence[tuple[int, int]]) -> list[Ticket]:
+        with self._board.locked() if self._is_limited else contextlib.nullcontext():
+            return super().enter_all(sizes)
 
     def _everybody(self) -> tuple[int, int]:
-        """Sequences and tokens of all front ends; with what is about to enter elsewhere."""
+        """Sequences and tokens of all front ends."""
         rows = range(self._board.num_rows)
-        seqs = sum(self._board.get(row, _SEQS) + (0 if row == self._row else self._claimed(row)) for row in rows)
-        return seqs, sum(self._board.get(row, _TOKENS) for row in rows)
-
-    def _claimed(self, row: int) -> int:
-        """Sequences that have been checked and have not entered yet; 0 once they had their time."""
-        age_ns = time.monotonic_ns() - self._board.get(row, _CLAIMED_AT)
-        return self._board.get(row, _CLAIM) if age_ns < CLAIM_S * 1e9 else 0
-
-    def _claim(self, n: int) -> None:
-        self._board.set(self._row, _CLAIM, n)
-        self._board.set(self._row, _CLAIMED_AT, time.monotonic_ns())
+        return sum(self._board.get(row, _SEQS) for row in rows), sum(self._board.get(row, _TOKENS) for row in rows)

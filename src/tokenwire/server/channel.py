@@ -140,7 +140,13 @@ class NotStarted(msgspec.Struct, frozen=True, tag="not_started"):
     exit_code: int
 
 
-ToStarter = Started | NotStarted | Ask | Answer
+class Obeyed(msgspec.Struct, frozen=True, tag="obeyed"):
+    """The cores that are shared did: those that come later begin so."""
+
+    control: Pause | Resume
+
+
+ToStarter = Started | NotStarted | Obeyed | Ask | Answer
 
 
 # --- the socket

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tokenwire.errors import OverloadedError
 
 
@@ -32,15 +34,20 @@ class Admission:
                 "(--max-num-queued-tokens). Try again later."
             )
 
+    def enter_all(self, sizes: Sequence[tuple[int, int]]) -> list[Ticket]:
+        """Count requests in, which are sequences and prompt tokens, all or none. Raises as `check` does."""
+        self.check(sum(n for n, _ in sizes))
+        return [self.enter(n, prompt_len) for n, prompt_len in sizes]
+
     def enter(self, n: int, prompt_len: int) -> Ticket:
-        """Count a request in; the ticket counts it out."""
+        """Count a request in, whether or not it fits; the ticket counts it out."""
         self.num_seqs += n
         self.num_prefill_tokens += prompt_len
         return Ticket(self, n, prompt_len)
 
 
 class Ticket:
-    """One request's share. Both methods may be called again without effect."""
+    """One request's share. Both methods may be called again without effect; one that is dropped leaves by itself."""
 
     __slots__ = ("_admission", "_n", "_prompt_len")
 
@@ -57,3 +64,8 @@ class Ticket:
         self.prefilled()
         self._admission.num_seqs -= self._n
         self._n = 0
+
+    def __del__(self) -> None:
+        # A request that is ready may never run: another of its group is refused, or its client leaves.
+        if self._n:
+            self.leave()

@@ -93,7 +93,8 @@ class CompletionService:
         prompts = []
         for one in rendered:
             asked = msgspec.structs.replace(one, output_mode="text", stream_options=stream_options)
-            prompts.append(await self.generate.prepare(asked, context, endpoint=endpoint))
+            prompts.append(await self.generate.prepare(asked, context, endpoint=endpoint, alone=False))
+        self.generate.hold(prompts)
         echoes = await asyncio.to_thread(self._echoes, request, rendered) if request.echo else [None] * len(prompts)
         return PreparedCompletion(
             request_id=request_id,

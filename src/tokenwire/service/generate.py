@@ -6,7 +6,7 @@ what they do with each. Text, where asked for, is made by the level and text sta
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 from tokenwire.engine.base import Engine
@@ -57,12 +57,29 @@ class GenerateService:
         context: RequestContext,
         unknown: tuple[str, ...] = (),
         endpoint: Endpoint | None = None,
+        *,
+        alone: bool = True,
     ) -> PreparedGenerate:
-        """Check a request and make it ready to run; see `Preparer.prepare`."""
+        """Check a request and make it ready to run; see `Preparer.prepare`.
+
+        It has its place when this returns, unless it is one of several that run side by side: `hold` those.
+        """
         unknown += unread_extra_args(request.sampling_params, self.engine.info.capabilities)
         if unknown:
             self.observer.unknown_fields(unknown)
-        return await self.preparer.prepare(request, context, unknown, endpoint)
+        prepared = await self.preparer.prepare(request, context, unknown, endpoint)
+        if alone:
+            self.hold([prepared])
+        return prepared
+
+    def hold(self, prepared: Sequence[PreparedGenerate]) -> None:
+        """Take the places of requests that are ready, for all or none. One that never runs gives its place back.
+
+        Raises `OverloadedError`: what the check found free may be taken by now.
+        """
+        tickets = self.admission.enter_all([(one.n, one.prompt_len) for one in prepared])
+        for one, ticket in zip(prepared, tickets, strict=True):
+            one.ticket = ticket
 
     def check_room(self, num_seqs: int) -> None:
         """For requests that will run side by side: is there room for all of them? Raises as `prepare` does."""

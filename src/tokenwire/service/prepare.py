@@ -21,7 +21,7 @@ from tokenwire.errors import (
     EngineUnavailableError,
     InvalidRequestError,
 )
-from tokenwire.service.admission import Admission
+from tokenwire.service.admission import Admission, Ticket
 from tokenwire.service.checks import (
     check_encodable,
     check_features,
@@ -73,6 +73,8 @@ class PreparedGenerate:
     continuous_usage: bool = False
     needs_text: bool = False
     timings: bool = False
+    ticket: Ticket | None = None
+    """Its place, until it runs; see `GenerateService.hold`."""
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property

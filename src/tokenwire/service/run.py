@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from tokenwire.engine.base import EngineOutput, OutputStream
 from tokenwire.errors import ServiceError
-from tokenwire.service.admission import Ticket
 from tokenwire.service.choices import ChoiceRun, failure_of
 from tokenwire.service.replies import ReplyShaper
 
@@ -35,7 +34,8 @@ class GenerateRun:
         self.choices = _choice_runs(service, prepared)
         self.replies = ReplyShaper(prepared, self.choices, service.options, service.text)
         self._facts = self.replies.facts
-        self._ticket: Ticket | None = None
+        self._ticket, prepared.ticket = prepared.ticket, None
+        self._has_begun = False
         self._stream: OutputStream | None = None
         self._failure: ServiceError | None = None
         self._has_ended = False
@@ -72,8 +72,10 @@ class GenerateRun:
 
     def _start(self) -> OutputStream:
         service, prepared = self._service, self._prepared
-        self._ticket = service.admission.enter(prepared.n, prepared.prompt_len)
+        if self._ticket is None:  # prepared once, run again
+            self._ticket = service.admission.enter(prepared.n, prepared.prompt_len)
         service.enter(prepared)
+        self._has_begun = True
         self._observer.started(prepared)
         self._stream = stream = service.engine.generate(prepared.engine_request)
         return stream
@@ -82,6 +84,7 @@ class GenerateRun:
         self._has_ended = True
         if self._ticket is not None:
             self._ticket.leave()
+        if self._has_begun:
             self._service.leave(self._prepared)
             self._observer.ended(self._prepared, completed=completed)
 

@@ -30,6 +30,7 @@ class PauseControl:
         self._waiting: list[_Waiting] = []
         self.frozen = False
         self.refusing = False
+        self._has_been_told = False
 
     @property
     def state(self) -> State:
@@ -38,7 +39,9 @@ class PauseControl:
         return "frozen" if self.frozen else "ready"
 
     def begin(self, state: State) -> None:
-        """Start in the state of a core that this one takes the place of."""
+        """Start in the state of a core that this one takes the place of; what it was told since is newer."""
+        if self._has_been_told:
+            return
         self.frozen = state == "frozen"
         self.refusing = state == "closed"
 
@@ -47,8 +50,10 @@ class PauseControl:
         self._core.mark_changed()
         match message.control:
             case Pause() as pause:
+                self._has_been_told = True
                 self._pause(client, message.call, pause)
             case Resume():
+                self._has_been_told = True
                 self._resume()
                 self._core.reply(client, Reply(message.call, {"status": "resumed"}))
             case ResetPrefixCache() as reset:

@@ -253,6 +253,10 @@ class Core:
                 self._pause.take(client, message)
             case wire.Attach():
                 self._attach(client, message)
+            case wire.Begin(state=state):
+                self._has_been_attached = True
+                self._pause.begin(state)
+                self._changed = True
             case wire.Detach():
                 self._detach(client)
             case wire.Forget(client=dead):

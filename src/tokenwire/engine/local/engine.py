@@ -42,7 +42,8 @@ _CLOSED = "The engine has been closed."
 class LocalEngine(Engine):
     """One core process: its own, or that of `source`, which knows this front end by `identity`.
 
-    `progress` hears of loading: what is done, and its fraction.
+    `state` is what a core that nobody has attached to begins in. `progress` hears of loading: what is done, and its
+    fraction.
     """
 
     def __init__(
@@ -52,11 +53,12 @@ class LocalEngine(Engine):
         progress: Progress = no_progress,
         source: CoreSource | None = None,
         identity: bytes | None = None,
+        state: wire.State = "ready",
     ) -> None:
         self._source = source or CoreKeeper(options or LocalEngineOptions(), progress)
         self._identity = identity
         self._status = EngineStatus.STARTING
-        self._gauges = wire.Gauges(EngineStats())
+        self._gauges = wire.Gauges(EngineStats(), state)
         self._num_others = 0
         """Sequences of other front ends, and those by which a request of ours is more than one."""
         self._label = WeightLabel()
@@ -102,13 +104,23 @@ class LocalEngine(Engine):
         try:
             self._connect(await self._source.first())
             self._watcher = asyncio.create_task(self._watch(), name="local-engine-watch")
-            await asyncio.wait_for(self._ready, ATTACH_TIMEOUT_S)
+            await self._attached(self._ready)
         except BaseException as exc:
+            self._ready.cancel()  # nobody waits for it any more
             await self._end()
             if isinstance(exc, TimeoutError):
                 message = f"The engine process did not answer within {ATTACH_TIMEOUT_S:g} s."
                 raise EngineUnavailableError(message) from exc
             raise
+
+    async def _attached(self, ready: asyncio.Future[None]) -> None:
+        """Wait for the core's word; if it dies under it, for that of the next one."""
+        while True:
+            try:
+                return await asyncio.wait_for(asyncio.shield(ready), ATTACH_TIMEOUT_S)
+            except TimeoutError:
+                if self._status is not EngineStatus.RESTARTING:
+                    raise
 
     async def close(self) -> None:
         if self._closed:
@@ -192,7 +204,7 @@ class LocalEngine(Engine):
         if not isinstance(message, Pause | Resume):
             return {"success": True}
         self._owed = message
-        state = _state_after(message)
+        state = wire.state_after(message)
         self._gauges = wire.Gauges(EngineStats(), state)
         return {"status": "resumed" if state == "ready" else "paused"}
 
@@ -269,7 +281,8 @@ class LocalEngine(Engine):
         for answer in calls.values():
             if not answer.done():
                 answer.set_exception(error)
-        if self._ready is not None and not self._ready.done():
+        is_for_good = not isinstance(error, EngineUnavailableError) or self._closed
+        if self._ready is not None and not self._ready.done() and is_for_good:
             self._ready.set_exception(error)
 
     async def _end(self) -> None:
@@ -287,9 +300,3 @@ class LocalEngine(Engine):
             self._link = None
         self._num_others = 0
         self._gauges = wire.Gauges(EngineStats(), self._gauges.state)  # a pause outlives the core
-
-
-def _state_after(message: Pause | Resume) -> wire.State:
-    if isinstance(message, Resume):
-        return "ready"
-    return "frozen" if message.mode == "keep" else "closed"

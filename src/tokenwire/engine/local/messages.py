@@ -40,11 +40,24 @@ State = Literal["ready", "frozen", "closed"]
 """Does a core take requests? frozen: they queue; closed: they are refused."""
 
 
+def state_after(control: Pause | Resume) -> State:
+    """The state of a core that has obeyed."""
+    if isinstance(control, Resume):
+        return "ready"
+    return "frozen" if control.mode == "keep" else "closed"
+
+
 class Attach(msgspec.Struct, frozen=True, tag="attach"):
     """A front end wants to talk; answered by `Ready`."""
 
     state: State = "ready"
     """That of the core before this one: a pause outlives a restart. Only the first front end is asked."""
+
+
+class Begin(msgspec.Struct, frozen=True, tag="begin"):
+    """From who keeps a core that several front ends share: the state that the server is in."""
+
+    state: State
 
 
 class Detach(msgspec.Struct, frozen=True, tag="detach"):
@@ -103,7 +116,7 @@ class ControlCall(msgspec.Struct, frozen=True, tag="control"):
     control: AnyControl
 
 
-ToCore = Attach | Detach | Forget | Add | Abort | Stop | Probe | ControlCall
+ToCore = Attach | Begin | Detach | Forget | Add | Abort | Stop | Probe | ControlCall
 
 
 # --- core to front end ------------------------------------------------------------------------------------------

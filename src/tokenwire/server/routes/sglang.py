@@ -44,7 +44,8 @@ class SGLangGenerate:
         asked = to_generate_requests(request, rid, text=service.text is not None)
         if len(asked) > 1:
             service.check_room(sum(one.sampling_params.n for one in asked))
-        prepared = [await service.prepare(one, context, unknown) for one in asked]
+        prepared = [await service.prepare(one, context, unknown, alone=False) for one in asked]
+        service.hold(prepared)
         if request.stream:
             name = prepared[0].request_id
             events = _events(service, request, prepared[0])
