@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 
 from tests.engine.harness import Harness
-from tokenwire.engine.base import EngineOutput, Pause, ResetPrefixCache, Resume
+from tokenwire.engine.base import EngineOutput
+from tokenwire.engine.control import Pause, ResetPrefixCache, Resume
 from tokenwire.engine.local import messages as wire
 from tokenwire.engine.local.options import NgramOptions
 

@@ -22,7 +22,8 @@ import pytest
 from tests.engine.harness import Harness
 from tests.engine.kv_pair import FULL, KEEP, PROMPT, Pair
 from tests.support.proxy import proxy
-from tokenwire.engine.base import EngineOutput, ResetPrefixCache
+from tokenwire.engine.base import EngineOutput
+from tokenwire.engine.control import ResetPrefixCache
 from tokenwire.engine.local import messages as wire
 
 

@@ -25,7 +25,8 @@ import pytest
 
 from tests.engine.harness import Reference
 from tests.engine.tiny_models import VOCAB
-from tokenwire.engine.base import EngineOutput, EngineRequest, EngineStatus, Pause, Resume, WeightTransfer
+from tokenwire.engine.base import EngineOutput, EngineRequest, EngineStatus
+from tokenwire.engine.control import Pause, Resume, WeightTransfer
 from tokenwire.engine.local import LocalEngine, LocalEngineOptions
 from tokenwire.engine.local import engine as engine_module
 from tokenwire.engine.local import keeper as keeper_module

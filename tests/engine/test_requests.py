@@ -19,7 +19,8 @@ import torch
 
 from tests.engine.harness import CLIENT, Harness, Reference
 from tests.engine.tiny_models import VOCAB
-from tokenwire.engine.base import Pause, ResetPrefixCache, Resume, WeightSpan, WeightTransfer
+from tokenwire.engine.base import WeightSpan
+from tokenwire.engine.control import Pause, ResetPrefixCache, Resume, WeightTransfer
 from tokenwire.engine.local import messages as wire
 from tokenwire.engine.local.finish import FinishRules
 from tokenwire.errors import EngineUnavailableError, InvalidRequestError

@@ -15,7 +15,8 @@ import pytest
 
 from tests.engine.harness import CLIENT, Harness
 from tests.engine.test_process import PROMPT, options, read, request
-from tokenwire.engine.base import EngineStatus, Pause, Resume
+from tokenwire.engine.base import EngineStatus
+from tokenwire.engine.control import Pause, Resume
 from tokenwire.engine.local import LocalEngine
 from tokenwire.engine.local import messages as wire
 from tokenwire.engine.local.keeper import CoreKeeper, CoreNews, ToldCore

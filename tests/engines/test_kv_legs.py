@@ -26,7 +26,8 @@ from tests.support.process import TokenwireProcess, tokenwire
 from tests.support.proxy import proxy
 from tests.support.scripted_engine import ScriptedEngine
 from tests.support.tiny_llama import make_tiny_llama
-from tokenwire.engine.base import EngineOutput, EngineRequest, KVTransferStats, ResetPrefixCache
+from tokenwire.engine.base import EngineOutput, EngineRequest, KVTransferStats
+from tokenwire.engine.control import ResetPrefixCache
 from tokenwire.engine.local import LocalEngine, LocalEngineOptions
 from tokenwire.engine.local.messages import CAPABILITIES
 from tokenwire.wire.sampling import SamplingParams

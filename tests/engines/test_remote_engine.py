@@ -43,12 +43,11 @@ from tokenwire.engine.base import (
     EngineRequest,
     EngineStatus,
     OutputStream,
-    Pause,
     PromptOutput,
-    Resume,
     SpecDecodeStats,
     WeightSpan,
 )
+from tokenwire.engine.control import Pause, Resume
 from tokenwire.engine.remote import RemoteEngine, RemoteOptions
 from tokenwire.errors import (
     EngineUnavailableError,

@@ -11,18 +11,8 @@ from typing import Any
 
 import pytest
 
-from tokenwire.engine.base import (
-    Control,
-    EngineInfo,
-    EngineOutput,
-    EngineRequest,
-    EngineStats,
-    EngineStatus,
-    KVTransferStats,
-    Pause,
-    ResetPrefixCache,
-    Resume,
-)
+from tokenwire.engine.base import EngineInfo, EngineOutput, EngineRequest, EngineStats, EngineStatus, KVTransferStats
+from tokenwire.engine.control import Control, Pause, ResetPrefixCache, Resume
 from tokenwire.engine.null import NullEngine, NullEngineOptions
 from tokenwire.engine.replicas import ReplicaEngine, Sessions, total
 from tokenwire.errors import EngineDeadError, EngineUnavailableError, InvalidRequestError

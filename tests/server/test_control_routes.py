@@ -17,7 +17,7 @@ import pytest
 from tests.support.http import app_of, client_of, settings_of
 from tests.support.scripted_engine import ALL_CAPABILITIES, ScriptedEngine
 from tokenwire.commands.adapters import load_adapters
-from tokenwire.engine.base import Control, LoadAdapter, WeightTransfer
+from tokenwire.engine.control import Control, LoadAdapter, WeightTransfer
 from tokenwire.server.build import build_server
 from tokenwire.settings import Settings, SettingsError
 

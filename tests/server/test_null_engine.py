@@ -8,7 +8,8 @@ from contextlib import aclosing
 
 import pytest
 
-from tokenwire.engine.base import EngineOutput, EngineRequest, EngineStatus, Pause, Resume
+from tokenwire.engine.base import EngineOutput, EngineRequest, EngineStatus
+from tokenwire.engine.control import Pause, Resume
 from tokenwire.engine.null import NullEngine, NullEngineOptions
 from tokenwire.errors import EngineUnavailableError
 from tokenwire.wire.sampling import SamplingParams

@@ -21,7 +21,6 @@ import numpy as np
 
 from tokenwire.engine.base import (
     Capabilities,
-    Control,
     Engine,
     EngineInfo,
     EngineOutput,
@@ -30,10 +29,9 @@ from tokenwire.engine.base import (
     EngineStatus,
     Logprobs,
     OutputStream,
-    Pause,
     PromptOutput,
-    Resume,
 )
+from tokenwire.engine.control import Control, Pause, Resume
 from tokenwire.engine.queue import RequestQueue
 from tokenwire.errors import EngineDeadError, TokenwireError
 

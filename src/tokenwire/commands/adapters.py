@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from tokenwire.engine.base import LoadAdapter
+from tokenwire.engine.control import LoadAdapter
 from tokenwire.errors import TokenwireError
 from tokenwire.server.context import Server
 from tokenwire.settings import AdapterSettings, SettingsError

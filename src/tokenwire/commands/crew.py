@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from tokenwire.engine.base import Pause, Resume
+from tokenwire.engine.control import Pause, Resume
 from tokenwire.engine.local.keeper import CoreNews
 from tokenwire.engine.local.link import new_identity
 from tokenwire.engine.local.messages import State, state_after

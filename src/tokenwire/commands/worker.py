@@ -19,7 +19,8 @@ from tokenwire.commands.opening import model_folder, open_server
 from tokenwire.commands.progress import LoadProgress
 from tokenwire.commands.runtime import close
 from tokenwire.engine.announced import AnnouncedEngine, RememberedEngine
-from tokenwire.engine.base import Control, Engine
+from tokenwire.engine.base import Engine
+from tokenwire.engine.control import Control
 from tokenwire.engine.local.engine import LocalEngine
 from tokenwire.engine.local.keeper import ToldCore
 from tokenwire.engine.local.messages import state_after

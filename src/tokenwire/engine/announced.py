@@ -7,17 +7,8 @@ import dataclasses
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
-from tokenwire.engine.base import (
-    Control,
-    Engine,
-    EngineInfo,
-    EngineRequest,
-    EngineStats,
-    EngineStatus,
-    OutputStream,
-    Pause,
-    Resume,
-)
+from tokenwire.engine.base import Engine, EngineInfo, EngineRequest, EngineStats, EngineStatus, OutputStream
+from tokenwire.engine.control import Control, Pause, Resume
 from tokenwire.engine.replicas import merge_facts
 
 Announce = Callable[[Pause | Resume], Awaitable[Sequence[dict[str, Any]]]]

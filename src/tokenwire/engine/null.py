@@ -17,7 +17,6 @@ import numpy as np
 
 from tokenwire.engine.base import (
     Capabilities,
-    Control,
     Engine,
     EngineInfo,
     EngineOutput,
@@ -27,11 +26,9 @@ from tokenwire.engine.base import (
     FinishReason,
     Logprobs,
     OutputStream,
-    Pause,
     PromptOutput,
-    ResetPrefixCache,
-    Resume,
 )
+from tokenwire.engine.control import Control, Pause, ResetPrefixCache, Resume
 from tokenwire.engine.queue import RequestQueue
 from tokenwire.errors import EngineUnavailableError
 

@@ -15,15 +15,8 @@ from collections import OrderedDict
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
-from tokenwire.engine.base import (
-    Control,
-    Engine,
-    EngineInfo,
-    EngineRequest,
-    EngineStats,
-    EngineStatus,
-    OutputStream,
-)
+from tokenwire.engine.base import Engine, EngineInfo, EngineRequest, EngineStats, EngineStatus, OutputStream
+from tokenwire.engine.control import Control
 from tokenwire.errors import EngineDeadError, InvalidRequestError, ServiceError
 
 T = TypeVar("T")

@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from tokenwire.engine.base import Pause, Resume
+from tokenwire.engine.control import Pause, Resume
 from tokenwire.engine.local.keeper import CoreNews
 from tokenwire.server.metrics import Metrics
 from tokenwire.settings import Settings

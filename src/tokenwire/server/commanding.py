@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import msgspec
 from starlette.requests import Request
 
-from tokenwire.engine.base import Control
+from tokenwire.engine.control import Control
 from tokenwire.errors import BodyValidationError, InvalidRequestError, NotServedError
 from tokenwire.server.absent import not_served
 from tokenwire.server.body import read_body

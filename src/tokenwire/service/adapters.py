@@ -6,7 +6,8 @@ import asyncio
 import logging
 from collections import defaultdict
 
-from tokenwire.engine.base import Engine, LoadAdapter, UnloadAdapter
+from tokenwire.engine.base import Engine
+from tokenwire.engine.control import LoadAdapter, UnloadAdapter
 from tokenwire.errors import AdapterNotFoundError, InvalidRequestError
 from tokenwire.service.models import Adapter, ModelRegistry
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tokenwire.engine.base import Pause, ResetPrefixCache, Resume, WeightTransfer
+from tokenwire.engine.control import Pause, ResetPrefixCache, Resume, WeightTransfer
 from tokenwire.engine.local.label import label_facts
 from tokenwire.engine.local.messages import ControlCall, Reply, State
 

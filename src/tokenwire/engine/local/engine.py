@@ -11,18 +11,8 @@ import contextlib
 from collections.abc import Iterable
 from typing import Any
 
-from tokenwire.engine.base import (
-    Control,
-    Engine,
-    EngineInfo,
-    EngineRequest,
-    EngineStats,
-    EngineStatus,
-    OutputStream,
-    Pause,
-    Resume,
-    WeightTransfer,
-)
+from tokenwire.engine.base import Engine, EngineInfo, EngineRequest, EngineStats, EngineStatus, OutputStream
+from tokenwire.engine.control import Control, Pause, Resume, WeightTransfer
 from tokenwire.engine.local import messages as wire
 from tokenwire.engine.local.keeper import CoreKeeper, CoreNews, CoreSource
 from tokenwire.engine.local.label import WeightLabel

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tokenwire.engine.base import WeightTransfer
+from tokenwire.engine.control import WeightTransfer
 from tokenwire.errors import NotServedError
 
 WEIGHT_VERSION = "default"

@@ -14,18 +14,14 @@ from numpy.typing import NDArray
 
 from tokenwire.engine.base import (
     Capabilities,
-    Control,
     EngineInfo,
     EngineStats,
     FinishReason,
     Logprobs,
-    Pause,
     PromptOutput,
-    ResetPrefixCache,
-    Resume,
     WeightSpan,
-    WeightTransfer,
 )
+from tokenwire.engine.control import Control, Pause, ResetPrefixCache, Resume, WeightTransfer
 from tokenwire.wire.media import MultiModalFeatures
 from tokenwire.wire.sampling import SamplingParams
 

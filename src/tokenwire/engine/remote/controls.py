@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from tokenwire.engine.base import (
+from tokenwire.engine.control import (
     CollectiveRpc,
     Control,
     IsSleeping,

@@ -12,19 +12,8 @@ import logging
 from collections.abc import Iterable
 from typing import Any
 
-from tokenwire.engine.base import (
-    Control,
-    Engine,
-    EngineInfo,
-    EngineRequest,
-    EngineStats,
-    EngineStatus,
-    OutputStream,
-    Pause,
-    Resume,
-    Sleep,
-    WakeUp,
-)
+from tokenwire.engine.base import Engine, EngineInfo, EngineRequest, EngineStats, EngineStatus, OutputStream
+from tokenwire.engine.control import Control, Pause, Resume, Sleep, WakeUp
 from tokenwire.engine.remote.controls import ALL_CONTROLS, send
 from tokenwire.engine.remote.dialects import DIALECTS, WorkerFacts
 from tokenwire.engine.remote.facts import UNKNOWN_VOCAB, combine

@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-from tokenwire.engine.base import LoadAdapter
+from tokenwire.engine.control import LoadAdapter
 from tokenwire.engine.vllm.errors import adapter_errors
 from tokenwire.errors import ModelNotFoundError
 

@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tokenwire.engine.base import (
+from tokenwire.engine.base import EngineStatus
+from tokenwire.engine.control import (
     CollectiveRpc,
     Control,
     Describe,
-    EngineStatus,
     IsSleeping,
     KvEventSources,
     LoadAdapter,

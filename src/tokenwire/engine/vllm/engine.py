@@ -10,15 +10,8 @@ import logging
 from collections.abc import Iterable
 from typing import Any
 
-from tokenwire.engine.base import (
-    Control,
-    Engine,
-    EngineInfo,
-    EngineRequest,
-    EngineStats,
-    EngineStatus,
-    OutputStream,
-)
+from tokenwire.engine.base import Engine, EngineInfo, EngineRequest, EngineStats, EngineStatus, OutputStream
+from tokenwire.engine.control import Control
 from tokenwire.engine.queue import RequestQueue
 from tokenwire.engine.vllm.adapters import Adapters
 from tokenwire.engine.vllm.controls import Controls

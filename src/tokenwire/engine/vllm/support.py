@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tokenwire.engine.base import (
-    Capabilities,
+from tokenwire.engine.base import Capabilities
+from tokenwire.engine.control import (
     CollectiveRpc,
     Control,
     Describe,

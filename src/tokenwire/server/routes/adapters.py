@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from tokenwire.engine.base import LoadAdapter, UnloadAdapter
+from tokenwire.engine.control import LoadAdapter, UnloadAdapter
 from tokenwire.server.commanding import read_command, require_control
 from tokenwire.server.context import adapters_of, server_of
 from tokenwire.server.routing import RouteSpec

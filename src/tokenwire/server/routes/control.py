@@ -6,14 +6,8 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tokenwire.engine.base import (
-    EngineStatus,
-    Pause,
-    ResetEncoderCache,
-    ResetMediaCache,
-    ResetPrefixCache,
-    Resume,
-)
+from tokenwire.engine.base import EngineStatus
+from tokenwire.engine.control import Pause, ResetEncoderCache, ResetMediaCache, ResetPrefixCache, Resume
 from tokenwire.server.commanding import command, query_bool, query_choice
 from tokenwire.server.context import engine_of, server_of
 from tokenwire.server.responses import WireResponse

@@ -9,7 +9,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tokenwire import __version__
-from tokenwire.engine.base import Describe, Engine
+from tokenwire.engine.base import Engine
+from tokenwire.engine.control import Describe
 from tokenwire.server.access import require_operator
 from tokenwire.server.commanding import command, obeys, query_choice
 from tokenwire.server.context import Server, server_of

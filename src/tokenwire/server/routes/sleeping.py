@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tokenwire.engine.base import IsSleeping, ReleaseKvCache, Sleep, WakeUp
+from tokenwire.engine.control import IsSleeping, ReleaseKvCache, Sleep, WakeUp
 from tokenwire.errors import InvalidRequestError
 from tokenwire.server.commanding import command, query_choice, require_control
 from tokenwire.server.responses import WireResponse

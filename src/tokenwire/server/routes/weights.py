@@ -9,7 +9,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tokenwire.engine.base import WeightTransfer
+from tokenwire.engine.control import WeightTransfer
 from tokenwire.errors import InvalidRequestError
 from tokenwire.server.commanding import command, query_bool, read_command, require_control
 from tokenwire.server.responses import WireResponse

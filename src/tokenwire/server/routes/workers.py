@@ -6,7 +6,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tokenwire.engine.base import CollectiveRpc, KvEventSources, Profile
+from tokenwire.engine.control import CollectiveRpc, KvEventSources, Profile
 from tokenwire.server.commanding import command, obeys, read_command, require_control
 from tokenwire.server.responses import WireResponse
 from tokenwire.server.routing import RouteSpec

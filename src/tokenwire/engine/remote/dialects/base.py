@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
-from tokenwire.engine.base import Capabilities, Control, EngineOutput, EngineRequest
+from tokenwire.engine.base import Capabilities, EngineOutput, EngineRequest
+from tokenwire.engine.control import Control
 from tokenwire.engine.remote.http import HttpClient
 from tokenwire.engine.remote.options import RemoteOptions
 from tokenwire.errors import TokenwireError, UnsupportedFeatureError

@@ -11,10 +11,10 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from tokenwire.engine.base import (
+from tokenwire.engine.base import EngineRequest
+from tokenwire.engine.control import (
     CollectiveRpc,
     Control,
-    EngineRequest,
     IsSleeping,
     LoadAdapter,
     Pause,
