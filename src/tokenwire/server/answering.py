@@ -15,7 +15,7 @@ from starlette.types import Receive, Send
 from tokenwire.server.context import Server
 from tokenwire.server.disconnect import DisconnectWatch
 from tokenwire.server.errors import MEDIA_TYPES, encode_error, log_error, status_of
-from tokenwire.server.frames import DONE_FRAMES, STREAM_TYPES, frame_events, frame_payload, frame_payloads
+from tokenwire.server.frames import DONE_FRAMES, STREAM_TYPES, frame_events, frame_payloads
 from tokenwire.wire.codec import Format, encode
 
 T = TypeVar("T")
@@ -56,7 +56,7 @@ class PlainFraming:
         return frame_events(events, self._fmt)
 
     def error(self, error: BaseException) -> bytes:
-        return frame_payload(encode_error(error, self._fmt), self._fmt)
+        return frame_payloads([encode_error(error, self._fmt)], self._fmt)
 
     def end(self) -> bytes:
         return DONE_FRAMES[self._fmt]

@@ -32,27 +32,21 @@ class Application(Starlette):
 
     def take_directly(self, endpoints: dict[tuple[str, str], ASGIApp]) -> None:
         """By method and path. The layers that were asked for stand around these endpoints too."""
-        self._is_direct = frozenset(endpoints)
-        self._direct: ASGIApp = _Direct(endpoints)
+        self._direct = {key: self._with_layers(endpoint) for key, endpoint in endpoints.items()}
+
+    def _with_layers(self, endpoint: ASGIApp) -> ASGIApp:
         for layer in reversed(self.user_middleware):
-            self._direct = layer.cls(self._direct, *layer.args, **layer.kwargs)
+            endpoint = layer.cls(endpoint, *layer.args, **layer.kwargs)
+        return endpoint
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and (scope["method"], scope["path"]) in self._is_direct and not scope["root_path"]:
-            scope["app"] = self
-            await self._direct(scope, receive, send)
-        else:
+        is_direct = scope["type"] == "http" and not scope["root_path"]
+        endpoint = self._direct.get((scope["method"], scope["path"])) if is_direct else None
+        if endpoint is None:
             await super().__call__(scope, receive, send)
-
-
-class _Direct:
-    """The endpoints of these routes."""
-
-    def __init__(self, endpoints: dict[tuple[str, str], ASGIApp]) -> None:
-        self._endpoints = endpoints
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._endpoints[scope["method"], scope["path"]](scope, receive, send)
+        else:
+            scope["app"] = self
+            await endpoint(scope, receive, send)
 
 
 def _middleware(server: Server) -> list[Middleware]:

@@ -26,21 +26,16 @@ def length_prefixed(payload: bytes) -> bytes:
 
 def frame_events(events: Iterable[Any], fmt: Format) -> bytes:
     """All events of one wake-up in one piece."""
-    if fmt == "json":
-        return b"".join([b"data: " + encode(event, "json") + b"\n\n" for event in events])
-    return b"".join([length_prefixed(encode(event, "msgpack")) for event in events])
+    return frame_payloads([encode(event, fmt) for event in events], fmt)
 
 
 def frame_payloads(payloads: list[bytes], fmt: Format) -> bytes:
     """The same for events that are already encoded."""
+    if not payloads:
+        return b""
     if fmt == "json":
         return b"data: " + b"\n\ndata: ".join(payloads) + b"\n\n"
     return b"".join([length_prefixed(payload) for payload in payloads])
-
-
-def frame_payload(payload: bytes, fmt: Format) -> bytes:
-    """One event that is already encoded."""
-    return sse(payload) if fmt == "json" else length_prefixed(payload)
 
 
 DONE_FRAMES: dict[Format, bytes] = {
